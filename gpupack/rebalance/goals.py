@@ -59,13 +59,12 @@ class StartGoal:
         self._known: dict[tuple[object, ...], int] = {}
         rejections = self._cluster.kube_checks.find_rejections(requirements)
         arrays = self._cluster.state.nodes
+        offering = arrays.mask_offering(request)
         # A node that has as many pods as it may have takes one once others have gone.
         self.nodes = [
             name
             for name, row in arrays.rows.items()
-            if arrays.usable[row]
-            and (not request.percent or arrays.percent[row])
-            and (name not in rejections or rejections[name].reason == "Pods")
+            if offering[row] and (name not in rejections or rejections[name].reason == "Pods")
         ]
         self._open = frozenset(self.nodes)
         self._gains: tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]] = {}, {}

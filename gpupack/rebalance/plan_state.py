@@ -215,12 +215,8 @@ class PlanState:
         if node not in pod.offered:
             nodes = self.cluster.state.nodes
             row = nodes.rows[node]
-            usable = bool(
-                nodes.usable[row]
-                and nodes.uuids[row]
-                and (not pod.query.request.percent or nodes.percent[row])
-            )
-            pod.offered[node] = usable and pod.is_offered_on(node)
+            usable = nodes.uuids[row] and nodes.mask_offering(pod.query.request)[row]
+            pod.offered[node] = bool(usable) and pod.is_offered_on(node)
         return pod.offered[node]
 
     def has_host_capacity(self, movable: MovablePod, node: str) -> bool:

@@ -314,8 +314,7 @@ def find_largest_request(cluster: Cluster, query: SchedulingRequest, rows: RowAr
         return 0
     if request.asks_compute:
         query = with_compute(nodes, query)
-    if request.percent:
-        rows = rows[nodes.percent[rows]]
+    rows = rows[nodes.mask_offering(request)[rows]]
     rows = rows[[find_largest_sum_left(cluster, request, nodes.names[row]) > 0 for row in rows.tolist()]]
     if not len(rows) or request.cards > nodes.free.shape[1]:
         return 0

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from allocator.cards import CardAmounts
-from allocator.request import WHOLE
+from allocator.request import WHOLE, PodRequest
 from scheduler_plugin.cache.amount_columns import AmountColumns
 from scheduler_plugin.cache.amounts import CPU, FIXED, MEMORY, NOTHING
 from scheduler_plugin.cache.arrays import (
@@ -75,7 +75,7 @@ class NodeArrays:
             than the size where pods have more.
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
         evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
-        percent: bool[R], shares of the row's cards can be had.
+        percent: bool[R], shares of the row's cards can be had; never where it is not usable.
         exclusion: int8[R], an `Exclusion`.
     """
 
@@ -308,6 +308,13 @@ class NodeArrays:
             for row, (assumed, compute) in before.items():
                 self.assumed[row], self.compute.assumed[row] = assumed, compute
                 self._update_derived(row)
+
+    def mask_offering(self, request: PodRequest) -> BoolArray:
+        """Tell which rows offer what a pod asks for, units or shares of a card: bool[R], read-only.
+
+        Whatever is free there or may become free, other rows take no such pod.
+        """
+        return self.percent if request.percent else self.usable
 
     def mask_overcharged(self, row: int) -> BoolArray:
         """Tell which cards of a row are charged with more than they have: bool[K]."""

@@ -114,13 +114,11 @@ class NodeUnderPreemption:
 
 
 def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeUnderPreemption | None:
-    """Read a node; None if its cards, or percent of them, are not available."""
+    """Read a node; None if it does not offer what the pod asks for."""
     record = state.node_records.get(node)
     row = state.nodes.rows.get(node)
-    if record is None or row is None or not state.nodes.usable[row]:
-        return None
     nodes, asked = state.nodes, query.policy_request
-    if query.request.percent and not nodes.percent[row]:
+    if record is None or row is None or not nodes.mask_offering(query.request)[row]:
         return None
     open_units = tuple(nodes.evictable[row, : int(nodes.cards[row])].tolist())
     pod_cards = read_pod_cards(nodes, record)

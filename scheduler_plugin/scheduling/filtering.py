@@ -46,17 +46,17 @@ def filter_nodes(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) ->
     query = with_compute(nodes, query)
     if not query.request.percent:
         return _filter_even_rows(nodes, query, rows)
-    fits: BoolArray = nodes.percent[rows]
+    fits: BoolArray = np.zeros(len(rows), dtype=np.bool_)
     sizes = group_by_card_size(nodes, rows)
     for size, at in sizes.uniform:
-        fits[at] &= _filter_even_rows(nodes, with_units_for(query, size), rows[at])
-    fits[sizes.mixed] &= _filter_mixed_rows(nodes, query, rows[sizes.mixed])
+        fits[at] = _filter_even_rows(nodes, with_units_for(query, size), rows[at])
+    fits[sizes.mixed] = _filter_mixed_rows(nodes, query, rows[sizes.mixed])
     return fits
 
 
 def _filter_even_rows(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
     ask = query.policy_request
-    fits: BoolArray = nodes.usable[rows]
+    fits: BoolArray = nodes.mask_offering(query.request)[rows]
     for demand in ask.demands:
         fits &= _has_cards(nodes, ask, rows, demand, demand.cards)
     one_model = _fit_on_one_model(nodes, query, rows, fits)
@@ -112,7 +112,7 @@ def compute_free_on_one_model(nodes: NodeArrays, rows: RowArray, free: LongArray
 
 def _filter_mixed_rows(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
     """Tell which nodes fit a pod that asks for percent, where the cards of a node differ in size."""
-    fits: BoolArray = nodes.usable[rows]
+    fits: BoolArray = nodes.mask_offering(query.request)[rows]
     for demand, units in zip(query.request.demands, compute_units_by_card(nodes, query, rows), strict=True):
         there = nodes.free[rows] >= units
         if query.policy_request.admits is not None:

@@ -41,7 +41,7 @@ POLICY_FAULTS: Final = (PolicyError, CardPolicyError)
 
 def place_by_card_policy(nodes: NodeArrays, row: int, query: SchedulingRequest) -> Placement | None:
     """Choose a pod's cards on one node, with the scalar code; None if it does not fit."""
-    if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
+    if not nodes.mask_offering(query.request)[row]:
         return None
     return place(build_cards(nodes, row), query.request, query.policy_request.card_policy)
 
@@ -56,7 +56,7 @@ def place_by_policy(
     """
     if not chooses_cards(policy) or not node_policy_chooses(query.policy_request.card_policy):
         return place_by_card_policy(nodes, row, query)
-    if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
+    if not nodes.mask_offering(query.request)[row]:
         return None
     sizes = nodes.size[row, : int(nodes.cards[row])].tolist()
     query = with_compute(nodes, query)
@@ -99,7 +99,7 @@ def place_on_node(
     Raises:
         PolicyError: a policy returns invalid cards, or (allocator's error) invalid costs.
     """
-    if preferred_uuids and nodes.usable[row]:
+    if preferred_uuids and nodes.mask_offering(query.request)[row]:
         cards = [
             card if card.uuid in preferred_uuids else card.with_free_units(0)
             for card in build_cards(nodes, row)

@@ -10,7 +10,7 @@ from scheduler_plugin.cache.amounts import ONE_POD, Amounts
 from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.placing import place_by_policy, score_nodes
+from scheduler_plugin.scheduling.placing import place_by_policy, place_on_node, score_nodes
 from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
 from scheduler_plugin.scheduling.policies.fragmentation import FragmentationPolicy
 from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
@@ -82,6 +82,16 @@ def test_what_does_not_fit_has_no_placement(arrays):
     arrays.exclude_row(row, Exclusion.CORRUPT)
     assert place_by_policy(policy, arrays, row, query(arrays, PodRequest(containers(10)))) is None
     assert np.count_nonzero(arrays.usable) == 0
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_share_of_a_planned_card_is_had_only_where_the_node_offers_shares(shares):
+    nodes = NodeArrays(rows=1)
+    row = nodes.add_node("n")
+    nodes.set_cards(row, [16], [0], uuids=["GPU-0"], percent=shares)
+    share = query(nodes, PodRequest(containers(50), percent=True))
+    placed = place_on_node(make_policy("fragmentation"), nodes, row, share, ("GPU-0",))
+    assert (placed is not None) == shares
 
 
 def near_cards(numa, used=(0, 0, 0, 0)):

@@ -2,8 +2,10 @@
 
 import pytest
 
+from allocator.names import PERCENT_RESOURCE
 from allocator.records import Assignment
 from scheduler_plugin.queue.controller.status import KEPT_QUOTA, explain_waiting
+from tests.cluster_builders import in_percent
 from tests.queue_world import QueueWorld
 
 TWO = "queues: [{name: a, nominalQuota: 32}, {name: b}]"
@@ -121,6 +123,21 @@ def _on_the_second_card(**others: int) -> QueueWorld:
     assert _kept(world) == ["n1"]
     assert _card(world) == "B"
     return world
+
+
+def test_no_room_is_kept_for_a_share_on_a_node_that_offers_shares_no_more() -> None:
+    world = QueueWorld(TWO)
+    for node in ("n1", "n2"):
+        world.node(node, (16,))
+    for uid in (pods := [world.pod(f"b{i}", 9, queue="b", created=0) for i in range(2)]):
+        world.admitted()
+        world.bind(uid)
+    world.pod("large", containers=[in_percent(100)], created=1)
+    world.now = 1000.0
+    assert _kept(world) == ["n1"]
+    holds = [uid for uid in pods if uid in world.state.node_records["n1"].pods]
+    world.node("n1", (16,), (9,), holds=holds, resources={PERCENT_RESOURCE: "0"})
+    assert _kept(world) == ["n2"]
 
 
 def _card(world: QueueWorld) -> str:

@@ -95,7 +95,7 @@ class ReservationPlanner:
         for uid, requirements in pods:
             reservation = reservations.get_reservation(uid)
             row = None if reservation is None else nodes.rows.get(reservation.node)
-            if reservation is None or row is None or not nodes.usable[row]:
+            if reservation is None or row is None or not nodes.mask_offering(requirements.request)[row]:
                 return False
             cards = reservation.get_positions(nodes.uuids[row])
             if len(cards) < len(reservation.cards) or not self._capacity.is_allowed(
@@ -143,11 +143,9 @@ class ReservationPlanner:
     ) -> tuple[RowArray, LongArray]:
         """Find rows that could take a pod if they were empty, with a lower bound of the missing units."""
         nodes = self._capacity.state.nodes
-        usable = nodes.usable & self._capacity.mask_allowed(requirements)
+        usable = nodes.mask_offering(requirements.request) & self._capacity.mask_allowed(requirements)
         amounts = requirements.amounts.without_sums()
         usable &= nodes.amounts.as_emptied().mask_fits(amounts, np.arange(nodes.row_count))
-        if requirements.percent:
-            usable &= nodes.percent
         if among is not None:
             usable &= among(requirements)
         rows = np.flatnonzero(usable)

@@ -211,7 +211,7 @@ class GangPlacer:
         return [victims for victims in candidates if victims in found]
 
     def _is_allowed(self, node: str, row: int, requirements: PodRequirements) -> bool:
-        if requirements.percent and not self._capacity.state.nodes.percent[row]:
+        if not self._capacity.state.nodes.mask_offering(requirements.request)[row]:
             return False
         if self._among is not None and not self._among(requirements)[row]:
             return False
