@@ -10,6 +10,7 @@ from typing import Final
 from allocator.ledger import Pod
 from allocator.texts import list_some
 from kubeapi.events import EventType, ObjectRef, make_node_ref, make_pod_ref
+from kubeapi.objects import ObjectMeta
 
 UNHEALTHY: Final = "GPUUnhealthy"
 NOT_OFFERED: Final = "GPUNotOffered"
@@ -56,7 +57,7 @@ class NodeEvents:
         self._record(self._ref, "Warning", UNHEALTHY, said + _running(pods))
         for pod in pods:
             theirs = f"{self._card(uuid)}, which this pod has a share of, is unhealthy: {reason}"
-            self._record(_ref_of(pod), "Warning", UNHEALTHY, theirs)
+            self._record(refer_to_pod(pod), "Warning", UNHEALTHY, theirs)
 
     def record_not_offered(self, uuid: str, reason: str) -> None:
         """Tell that a card is well and yet given to no pod."""
@@ -73,7 +74,7 @@ class NodeEvents:
         self._record(self._ref, "Normal", RECOVERED, f"{self._card(uuid)} is healthy again")
         for pod in pods:
             theirs = f"{self._card(uuid)}, which this pod has a share of, is healthy again"
-            self._record(_ref_of(pod), "Normal", RECOVERED, theirs)
+            self._record(refer_to_pod(pod), "Normal", RECOVERED, theirs)
 
     def record_cards_changed(self, came: Sequence[str], went: Sequence[str]) -> None:
         parts = [
@@ -88,7 +89,7 @@ class NodeEvents:
         self._record(self._ref, "Warning", GONE, f"{self._card(uuid)} is gone{_running(pods)}")
         for pod in pods:
             said = f"{self._card(uuid)}, which this pod has a share of, is gone: delete the pod"
-            self._record(_ref_of(pod), "Warning", GONE, said)
+            self._record(refer_to_pod(pod), "Warning", GONE, said)
 
     def record_too_small(self, uuid: str, reason: str, pods: Sequence[Pod]) -> None:
         """Tell that a card has fewer units than pods have shares of it, perhaps none."""
@@ -98,7 +99,7 @@ class NodeEvents:
             theirs = (
                 f"{self._card(uuid)} has no longer what this pod was given of it: {reason}: delete the pod"
             )
-            self._record(_ref_of(pod), "Warning", GONE, theirs)
+            self._record(refer_to_pod(pod), "Warning", GONE, theirs)
 
     def record_driver_hangs(self, reason: str) -> None:
         self._record(self._ref, "Warning", HANGS, reason)
@@ -141,7 +142,7 @@ def _running(pods: Sequence[Pod]) -> str:
     return f"; pods on it: {list_some([f'{pod.namespace}/{pod.name}' for pod in pods], _NAMED)}"
 
 
-def _ref_of(pod: Pod) -> ObjectRef:
+def refer_to_pod(pod: Pod | ObjectMeta) -> ObjectRef:
     return make_pod_ref(pod.namespace, pod.name, pod.uid)
 
 

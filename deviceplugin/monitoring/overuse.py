@@ -12,9 +12,10 @@ import structlog
 from deviceplugin.allocation.objects import PodObject
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.monitoring.container_use import ContainerUse
+from deviceplugin.node_events import refer_to_pod
 from deviceplugin.option_values import DEFAULT_TOLERANCE_MIB
 from kubeapi.backoff import KeyedBackoff
-from kubeapi.correlation import EventType, ObjectRef, make_pod_ref
+from kubeapi.correlation import EventType, ObjectRef
 from kubeapi.errors import Conflict, KubeApiError, NotFound
 
 log = structlog.get_logger(__name__)
@@ -88,7 +89,7 @@ class OverUseWatcher:
         pod = self._find(uid)
         if pod is not None:
             said = f"the memory of container {container} is accounted, not limited: {problem}"
-            self._record(_ref(pod), "Warning", NOT_LIMITED, said)
+            self._record(refer_to_pod(pod.metadata), "Warning", NOT_LIMITED, said)
 
     async def check_rows(self, rows: Sequence[ContainerUse]) -> None:
         """Compare use with promises once.
@@ -133,7 +134,7 @@ class OverUseWatcher:
             self._reported.remove(key)
             said = f"container {row.container} is back within its {row.promised_mib} MiB of card {row.uuid}"
             log.info("memory over-use ended", pod=row.uid, said=said)
-            self._record(_ref(pod), "Normal", OVER_USE_ENDED, said)
+            self._record(refer_to_pod(pod.metadata), "Normal", OVER_USE_ENDED, said)
             return
         self._reported.add(key)
         self.found += 1
@@ -143,7 +144,7 @@ class OverUseWatcher:
             f"{row.promised_mib}; up to {self._tolerance_mib} more are tolerated{end}"
         )
         log.warning("memory over-use", pod=row.uid, said=said)
-        self._record(_ref(pod), "Warning", OVER_USE, said)
+        self._record(refer_to_pod(pod.metadata), "Warning", OVER_USE, said)
 
     def _record_compute(self, row: ContainerUse) -> None:
         """Report once a container that uses more compute than it asks for, all the time for a while.
@@ -167,7 +168,7 @@ class OverUseWatcher:
             f"for {row.compute} percent of its compute; nothing limits it here"
         )
         log.warning("compute over-use", pod=row.uid, said=said)
-        self._record(_ref(pod), "Warning", COMPUTE_OVER_USE, said)
+        self._record(refer_to_pod(pod.metadata), "Warning", COMPUTE_OVER_USE, said)
 
     async def _evict_pod(self, uid: str) -> None:
         """Evict a pod, exactly that one; a refusal, as of a PodDisruptionBudget, is tried again later."""
@@ -190,8 +191,4 @@ class OverUseWatcher:
             self.evictions += 1
             log.warning("pod evicted for memory over-use", pod=pod.full_name, uid=uid)
             said = f"used more GPU memory than it was given for {self._evict_after_s:g} s"
-            self._record(_ref(pod), "Warning", EVICTED, said)
-
-
-def _ref(pod: PodObject) -> ObjectRef:
-    return make_pod_ref(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
+            self._record(refer_to_pod(pod.metadata), "Warning", EVICTED, said)
