@@ -70,7 +70,8 @@ class CardHealth:
         mended = [
             HealthEvent(sample.uuid, healthy=True, reason="measured again")
             for sample in samples
-            if self._tracker.find_trouble(sample.uuid) == self._unmeasured.get(sample.uuid, "")
+            if sample.uuid in self._unmeasured
+            and self._tracker.find_trouble(sample.uuid) == self._unmeasured[sample.uuid]
         ]
         self._unmeasured.clear()
         self.apply_events(mended)

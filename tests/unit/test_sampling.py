@@ -199,3 +199,15 @@ async def test_a_driver_that_nobody_needs_for_a_while_is_let_go_until_somebody_d
     await world.sampler._once()
     assert (world.source.attached, world.sampler.driver.is_detached) == (True, False)
     assert (world.ledger.out, world.ledger.health) == ({"detached": []}, {})
+
+
+async def test_a_card_that_was_reported_without_a_reason_recovers_as_slowly_as_any_other(
+    world: World,
+) -> None:
+    world.sampler.health.apply_events([HealthEvent("GPU-a", healthy=False, reason="")])
+    for _ in range(2):
+        await world.sampler._once()
+    assert world.ledger.health == {"GPU-a": False}
+    world.now_s = 60.0
+    await world.sampler._once()
+    assert world.ledger.health == {"GPU-a": True}
