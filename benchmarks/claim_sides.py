@@ -11,11 +11,10 @@ from typing import Any, Final
 
 from allocator.ids import device_names
 from allocator.names import DRA_API, DRA_DRIVER, DRA_MEMORY, NODE_SERVES, SERVES_CLAIMS
-from tests.cluster.harness import Cluster, workload
+from tests.cluster.harness import Cluster, dra, workload
 from tests.cluster.harness.controlplane import RESOURCE
-from tests.cluster.harness.dra import CLAIMS, claim, device_class, leave_to_extender
+from tests.cluster.harness.dra import CLAIMS
 
-CLAIMED: Final = ("claims", "dra")
 STEPS: Final = {"min": "1Gi", "step": "1Gi"}
 Parallel = Callable[[int, Callable[[int], Any]], None]
 
@@ -39,9 +38,9 @@ def prepare(cluster: Cluster, side: str, in_parallel: Parallel) -> None:
 
     in_parallel(len(nodes), mark)
     if serves:
-        leave_to_extender(cluster)
+        dra.leave_to_extender(cluster)
     if side == "dra" and not api.get(f"{DRA_API}/deviceclasses")["items"]:
-        api.post(f"{DRA_API}/deviceclasses", device_class())
+        api.post(f"{DRA_API}/deviceclasses", dra.device_class())
         in_parallel(
             len(nodes), lambda number: api.post(f"{DRA_API}/resourceslices", fake_slice(nodes[number]))
         )
@@ -60,10 +59,7 @@ def fake_slice(node: dict[str, Any]) -> dict[str, Any]:
             "capacity": {
                 DRA_MEMORY: {
                     "value": f"{card['mib']}Mi",
-                    "requestPolicy": {
-                        "default": f"{card['mib']}Mi",
-                        "validRange": {"min": "1Gi", "step": "1Gi"},
-                    },
+                    "requestPolicy": {"default": f"{card['mib']}Mi", "validRange": STEPS},
                 }
             },
         }
@@ -80,16 +76,15 @@ def fake_slice(node: dict[str, Any]) -> dict[str, Any]:
 
 def claim_pod(cluster: Cluster, name: str, gib: int, limits: dict[str, str | int]) -> dict[str, Any]:
     """A pod of `dra`, whose claim is created first."""
-    cluster.api.post(CLAIMS, claim(name, gib))
-    container = workload.container(limits=limits)
-    container["resources"]["claims"] = [{"name": "card"}]
-    return workload.pod(name, container, resourceClaims=[{"name": "card", "resourceClaimName": name}])
+    cluster.api.post(CLAIMS, dra.claim(name, gib))
+    pod: dict[str, Any] = dra.claim_pod(name, name, workload.container(limits=limits))
+    return pod
 
 
 def clear(cluster: Cluster, in_parallel: Parallel) -> None:
     """Delete all claims: no controller runs here that would do it."""
     api = cluster.api
-    names = [one["metadata"]["name"] for one in api.get(CLAIMS)["items"]]
+    names = api.names(CLAIMS)
 
     def delete(number: int) -> None:
         api.merge(f"{CLAIMS}/{names[number]}", {"metadata": {"finalizers": None}})

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED, QUEUE_NAME
-from benchmarks.throughput import CARD_GIB, in_parallel
+from benchmarks.throughput import CARD_GIB, fake_node, in_parallel
 from tests.cluster.harness import Api, Cluster
 from tests.cluster.harness import workload as w
-from tests.cluster.harness.cluster import PODS
+from tests.cluster.harness.cluster import NODES, PODS
 from tests.cluster.harness.following import follow
 from tests.cluster.harness.rest import Json
 
@@ -31,11 +31,16 @@ UNITS = 20
 """Of each pod of a burst: four fill a card."""
 
 
-def queued(name: str, gib: int = 8, **spec: Any) -> dict[str, Any]:
+def start_fleet(cluster: Cluster, count: int) -> None:
+    """Start the API server, with so many fake nodes."""
+    cluster.start_api_server()
+    in_parallel(count, lambda index: cluster.api.post(NODES, fake_node(index)))
+
+
+def queued(name: str, gib: int = 8, **more: Any) -> dict[str, Any]:
     """A pod of the queue `a`."""
-    pod = w.pod(name, w.container(gib=gib, limits={"cpu": "100m", "memory": "64Mi"}), **spec)
-    pod["metadata"]["labels"] = {QUEUE_NAME: "a"}
-    return pod
+    asks = w.container(gib=gib, limits={"cpu": "100m", "memory": "64Mi"})
+    return w.pod(name, asks, labels={QUEUE_NAME: "a"}, **more)
 
 
 def of_batch(name: str, gib: int = 8, **spec: Any) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from allocator.names import (
 )
 from tests.cluster.harness import ApiError, Cluster, until
 from tests.cluster.harness import workload as w
-from tests.cluster.harness.admission import scheduler_of, told, warnings_of
+from tests.cluster.harness.admission import refused_patch, scheduler_of, told, warnings_of
 from tests.cluster.harness.asks import TABLE, annotated, python_refuses
-from tests.cluster.harness.cluster import PODS
+from tests.cluster.harness.cluster import PODS, RBAC, account
 from tests.cluster.harness.controlplane import COMPUTE, NODE_TOKEN, PERCENT, RESOURCE
 from tests.cluster.harness.manifests import (
     COMPONENTS,
@@ -29,9 +29,10 @@ from tests.cluster.harness.manifests import (
     build,
     build_for,
     has_mutating_policies,
+    named,
     path_of,
 )
-from tests.cluster.harness.rest import MERGE_PATCH, Api
+from tests.cluster.harness.rest import Api
 
 pytestmark = pytest.mark.telling
 
@@ -134,8 +135,7 @@ def test_a_refusal_names_the_value_and_what_is_allowed(
 
 
 def test_a_label_in_an_annotations_place_is_told(cluster: Cluster) -> None:
-    pod = annotated(8, {})
-    pod["metadata"]["labels"] = {"gpupack.io/cards": "2"}
+    pod = annotated(8, {}, labels={"gpupack.io/cards": "2"})
     assert "label gpupack.io/cards has no effect" in told(cluster, pod)
 
 
@@ -245,7 +245,7 @@ def test_a_scheduler_that_was_joined_is_allowed_and_nothing_is_set(
     cluster: Cluster, changed: Callable[[str, str], None]
 ) -> None:
     overlay = build(MANIFESTS / "overlays" / "join-existing-scheduler")
-    (admission,) = [one for one in overlay if one["metadata"]["name"] == "gpupack-admission"]
+    (admission,) = named(overlay, "gpupack-admission")
     changed("schedulerNames", admission["data"]["schedulerNames"])
     asks = w.pod("p", w.container(gib=1))
     until(lambda: scheduler_of(cluster, asks) == "default-scheduler", "kube-scheduler's own name left")
@@ -274,20 +274,10 @@ def test_no_pod_names_cards_past_our_account(cluster: Cluster) -> None:
             "name": "NVIDIA_VISIBLE_DEVICES",
             **({"valueFrom": source} if value is None else {"value": value}),
         }
-        pod = w.pod("p", {**w.container(**more), "env": [variable]})
-        pod["metadata"]["namespace"] = namespace
-        try:
-            cluster.api.post(f"/api/v1/namespaces/{namespace}/pods", pod, dryRun="All")
-        except ApiError as error:
-            return error.message
-        return ""
+        return told(cluster, w.pod("p", {**w.container(**more), "env": [variable]}, namespace=namespace))
 
     component = build(MANIFESTS / "base", MANIFESTS / "components" / "visible-devices")
-    added = [
-        one
-        for one in component
-        if one["metadata"]["name"] in {"gpupack-visible-devices", "gpupack-admission"}
-    ]
+    added = named(component, "gpupack-visible-devices", "gpupack-admission")
     apply_all(cluster.api, added)
     try:
         said = until(lambda: naming("all"), "the component in force")
@@ -318,7 +308,7 @@ def test_pods_tolerate_the_taint_of_gpu_nodes(cluster: Cluster) -> None:
 
     version = [] if has_mutating_policies(cluster.api) else [COMPONENTS / "scheduler-name-v1beta1"]
     component = build(MANIFESTS / "base", COMPONENTS / "gpu-taint", *version)
-    added = [one for one in component if one["metadata"]["name"] == "gpupack-gpu-taint"]
+    added = named(component, "gpupack-gpu-taint")
     taint = {"key": "nvidia.com/gpu", "operator": "Exists"}
     other = {"key": "example.com/a", "operator": "Exists"}
     narrow = {**taint, "effect": "NoExecute"}
@@ -340,23 +330,19 @@ def test_pods_tolerate_the_taint_of_gpu_nodes(cluster: Cluster) -> None:
         until(lambda: tolerated(w.pod("p", asking)) == [], "the component no longer in force")
 
 
-MEMBERS = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings"
 QUEUE = "gpupack-queue"
 
 
 @pytest.fixture(scope="module")
 def member(cluster: Cluster) -> Api:
     """Somebody with the rights of the role `edit` in the namespace `default`."""
-    cluster.api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "member"}})
-    subjects = [{"kind": "ServiceAccount", "name": "member", "namespace": "default"}]
+    cluster.make_account("member")
     # A controller, which does not run here, makes `edit` of these two.
     for role in ("system:aggregate-to-edit", "system:aggregate-to-view"):
-        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
-        body = {"metadata": {"name": role}, "roleRef": reference, "subjects": subjects}
-        cluster.api.post(MEMBERS, body)
-    account = cluster.api.as_user(cluster.token("default", "member"))
-    until(lambda: not refused_patch(account, "nobody", {}), "the rights of a member")
-    return account
+        cluster.grant_role("ClusterRole", role, "default", account("member"))
+    user = cluster.api.as_user(cluster.token("default", "member"))
+    until(lambda: not refused_patch(user, "nobody", {}), "the rights of a member")
+    return user
 
 
 @pytest.fixture(scope="module")
@@ -377,23 +363,14 @@ def queue(cluster: Cluster, member: Api) -> Iterator[Api]:
 
 
 def gated_pod(name: str, *, gated: bool = True, queue: str = "a", **annotations: str) -> dict[str, Any]:
-    pod = annotated(1, annotations, schedulerName=SCHEDULER)
-    pod["metadata"] |= {"name": name, "labels": {QUEUE_NAME: queue} if queue else {}}
+    labels = {QUEUE_NAME: queue} if queue else {}
+    pod = annotated(1, annotations, labels=labels, schedulerName=SCHEDULER)
+    pod["metadata"]["name"] = name
     pod["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}] if gated else []
     return pod
 
 
 UNGATE: list[dict[str, Any]] = [{"op": "remove", "path": "/spec/schedulingGates"}]
-
-
-def refused_patch(api: Api, name: str, body: Any) -> str:
-    """What a policy or the authorizer says to a patch of a pod; empty where it is taken, or finds no pod."""
-    kind = "application/json-patch+json" if isinstance(body, list) else MERGE_PATCH
-    try:
-        api.call("PATCH", f"{PODS}/{name}", body, content_type=kind, query={"dryRun": "All"})
-    except ApiError as error:
-        return "" if error.status == 404 else error.message
-    return ""
 
 
 def annotate(key: str, value: str | None) -> dict[str, Any]:
@@ -457,14 +434,11 @@ def test_who_may_change_the_queues_may_let_a_pod_go(cluster: Cluster, member: Ap
             "verbs": ["update"],
         }
     ]
-    root = "/apis/rbac.authorization.k8s.io/v1/namespaces/gpupack-system"
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "queues"}
-    subjects = [{"kind": "ServiceAccount", "name": "member", "namespace": "default"}]
+    root = f"{RBAC}/namespaces/gpupack-system"
     cluster.api.post(f"{root}/roles", {"metadata": {"name": "queues"}, "rules": rules})
     cluster.create(gated_pod("leaves"))
     assert refused_patch(member, "leaves", UNGATE)
-    body = {"metadata": {"name": "queues"}, "roleRef": reference, "subjects": subjects}
-    cluster.api.post(f"{root}/rolebindings", body)
+    cluster.grant_role("Role", "queues", "gpupack-system", account("member"))
     for patch in (UNGATE, label(None), annotate(POD_REQUEUED, "true")):
         until(lambda patch=patch: refused_patch(member, "leaves", patch) == "", "the right to change queues")
     cluster.api.delete(f"{root}/rolebindings/queues")
@@ -474,37 +448,23 @@ def test_who_may_change_the_queues_may_let_a_pod_go(cluster: Cluster, member: Ap
 def test_a_pod_of_a_queue_without_the_gate_is_refused(cluster: Cluster, member: Api, queue: Api) -> None:
     """Where the API server does not write it: Kubernetes 1.34 and 1.35 by default."""
 
-    def answer(pod: dict[str, Any], namespace: str = "default", api: Api = member) -> str:
-        pod["metadata"]["namespace"] = namespace
-        try:
-            api.post(f"/api/v1/namespaces/{namespace}/pods", pod, dryRun="All")
-        except ApiError as error:
-            return error.message
-        return ""
+    def answer(pod: dict[str, Any]) -> str:
+        return told(cluster, pod, member)
 
     said = 'the pod belongs to queue "a" and would not wait for its turn; allowed: with the scheduling gate'
     until(lambda: said in answer(gated_pod("p", gated=False)), "the policy in force")
     assert answer(gated_pod("p")) == answer(gated_pod("p", gated=False, queue="")) == ""
-    assert answer(gated_pod("p", gated=False), api=cluster.api) == ""
-    plain = w.pod("p", w.container())
-    plain["metadata"]["labels"] = {QUEUE_NAME: "a"}
+    assert told(cluster, gated_pod("p", gated=False)) == ""
+    plain = w.pod("p", w.container(), labels={QUEUE_NAME: "a"})
     assert answer(plain) == "", "it asks for no GPU"
     batch = gated_pod("p", gated=False)
     batch["spec"]["schedulerName"] = BATCH_SCHEDULER
     assert "would not wait" not in answer(batch)
     cluster.api.post("/api/v1/namespaces", {"metadata": {"name": "team", "labels": {QUEUE_NAME: "a"}}})
-    member_there = {
-        "metadata": {"name": "member"},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io",
-            "kind": "ClusterRole",
-            "name": "system:aggregate-to-edit",
-        },
-        "subjects": [{"kind": "ServiceAccount", "name": "member", "namespace": "default"}],
-    }
-    cluster.api.post(MEMBERS.replace("/default/", "/team/"), member_there)
+    cluster.grant_role("ClusterRole", "system:aggregate-to-edit", "team", account("member"))
     unlabelled = gated_pod("p", gated=False, queue="")
-    until(lambda: said in answer(unlabelled, "team"), "the namespace's queue")
+    unlabelled["metadata"]["namespace"] = "team"
+    until(lambda: said in answer(unlabelled), "the namespace's queue")
 
 
 def test_where_nothing_sets_the_name_a_pod_without_it_is_refused(cluster: Cluster) -> None:

@@ -12,13 +12,12 @@ from allocator.names import NODE_CORDON
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import wait_allowed
-from tests.cluster.harness.cluster import PODS
+from tests.cluster.harness.cluster import BUDGETS, PODS
 from tests.cluster.harness.daemons import REPOSITORY, run_gpupack
 from tests.cluster.harness.manifests import apply_all
 from tests.yaml_text import read_yaml_documents
 
 REPLICA_SETS = "/apis/apps/v1/namespaces/default/replicasets"
-BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +95,7 @@ def test_a_dry_run_evicts_nobody(cluster: Cluster, kubeconfig: Path) -> None:
 
 def test_a_budget_stops_it_and_the_card_is_given_back(cluster: Cluster, kubeconfig: Path) -> None:
     for app in ("first", "second"):
-        cluster.api.post(
-            BUDGETS,
-            {
-                "apiVersion": "policy/v1",
-                "kind": "PodDisruptionBudget",
-                "metadata": {"name": app},
-                "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}},
-            },
-        )
+        cluster.make_budget(app, {"app": app}, minAvailable=1)
 
     def is_counted() -> bool:
         items = cluster.api.get(BUDGETS)["items"]

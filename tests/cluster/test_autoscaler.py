@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from allocator.names import PLACEHOLDER_LABEL
 from gpupack.autoscale.shape_formats import write_shapes
 from gpupack.autoscale.shapes import read_shapes
 from tests.cluster.harness import Cluster, binaries, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.autoscaled import AutoscaledCluster, start_scheduling
 from tests.cluster.harness.autoscaler import LOOP_S, Cloud, ClusterAutoscaler, Group
-from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import Autoscale
 from tests.cluster.harness.polling import holds_for
@@ -27,12 +26,11 @@ shapes:
 """
 
 
-class World:
+class World(AutoscaledCluster):
     """Everything together, on an empty cluster."""
 
     def __init__(self, cluster: Cluster, folder: Path, *groups: Group, **flags: str) -> None:
-        self.cluster = cluster
-        self.api = cluster.api
+        super().__init__(cluster, "kubernetes.io/hostname")
         cloud_port, port = free_ports(2)
         self.cloud = Cloud(cluster.api, list(groups), folder, cloud_port)
         self.autoscaler = ClusterAutoscaler(
@@ -46,25 +44,8 @@ class World:
     def stop(self) -> None:
         self.ours.kill()
         self.autoscaler.kill()
-        for pod in self.api.get(PODS)["items"]:
-            self.cluster.delete(pod["metadata"]["name"], wait=False)
-        until(lambda: not self.api.get(PODS)["items"], "no pod left")
-        self.cloud.remove([name for group in self.cloud.groups.values() for name in list(group.machines)])
+        self.cluster.delete_pods()
         self.cloud.stop()
-
-    def create(self, name: str, gib: int, *, on: str = "", **annotations: str) -> None:
-        where = {"nodeSelector": {"kubernetes.io/hostname": on}} if on else {}
-        self.api.post(PODS, w.pod(name, w.container(gib=gib), annotations=annotations, **where))
-
-    def node_of(self, name: str) -> str:
-        return str(self.api.get(f"{PODS}/{name}")["spec"].get("nodeName", ""))
-
-    def wait_bound(self, *names: str, timeout_s: float = 120) -> None:
-        until(lambda: all(self.node_of(name) for name in names), f"{names} bound", timeout_s)
-
-    def placeholders(self) -> list[Any]:
-        found: list[Any] = self.api.get(PODS, labelSelector=PLACEHOLDER_LABEL)["items"]
-        return found
 
     def loops_between_placeholder_and_plan(self) -> int:
         """Loops of Cluster Autoscaler from the first that sees a placeholder to that which adds a node."""
@@ -82,20 +63,12 @@ class World:
 
 @pytest.fixture(scope="module", autouse=True)
 def _built() -> None:
-    if binaries.autoscaler() is None:
-        pytest.skip("GPUPACK_AUTOSCALER_BIN names no folder with cluster-autoscaler and externalgrpc.proto")
-
-
-def start(cluster: Cluster) -> None:
-    cluster.control.start_without_controllers()
-    cluster.extender.start(ready=False)
-    cluster.control.start_scheduler()
-    cluster.extender.wait_ready()
+    binaries.skip_without_autoscaler()
 
 
 @pytest.fixture(scope="module")
 def cluster(make_cluster) -> Cluster:
-    return make_cluster(w.cards(8192), with_node=False, start=start)
+    return make_cluster(w.cards(8192), with_node=False, start=start_scheduling)
 
 
 @pytest.fixture

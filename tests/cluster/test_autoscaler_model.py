@@ -22,7 +22,7 @@ from tests.cluster.harness.admission import add_priority_class
 from tests.cluster.harness.autoscaler import Cloud, ClusterAutoscaler, Group
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import free_ports
-from tests.property.test_autoscale_properties import random_cloud, random_pod
+from tests.property.test_autoscale_properties import add_waiting_pods, random_cloud
 
 FEW = 4
 CLUSTERS = int(os.environ.get("GPUPACK_AUTOSCALE_REAL_CLUSTERS", FEW))
@@ -34,8 +34,7 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
 
 @pytest.fixture(scope="module", autouse=True)
 def _built() -> None:
-    if binaries.autoscaler() is None:
-        pytest.skip("GPUPACK_AUTOSCALER_BIN names no folder with cluster-autoscaler and externalgrpc.proto")
+    binaries.skip_without_autoscaler()
 
 
 def start_api_server(cluster: Cluster) -> None:
@@ -52,10 +51,7 @@ def cluster(make_cluster: Any) -> Cluster:
 def random_scene(seed: int) -> model.Cloud:
     """Make a cluster in which pods were refused, and placeholders of ours stand for some of them."""
     scene = random_cloud(seed, groups=1 + seed % 3)
-    random = Random(seed + 1)
-    for number in range(random.randrange(1, 15)):
-        pod = random_pod(random, f"new-{number}")
-        scene.waiting[pod.name] = pod
+    add_waiting_pods(scene, seed)
     scene.schedule()
     if seed % 2:
         scene.help()
@@ -121,10 +117,7 @@ def real_answer(
         return moved, (group, int(number))
     finally:
         autoscaler.kill()
-        for pod in cluster.api.get(PODS)["items"]:
-            cluster.delete(pod["metadata"]["name"], wait=False)
-        until(lambda: not cluster.api.get(PODS)["items"], "no pod left")
-        cloud.remove([name for group in cloud.groups.values() for name in list(group.machines)])
+        cluster.delete_pods()
         cloud.stop()
 
 

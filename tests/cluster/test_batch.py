@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 
 from allocator.names import BATCH_POOL, BATCH_SCHEDULER, QUEUE_GATE, QUEUE_NAME
-from benchmarks.throughput import CARD_GIB, fake_node, in_parallel, watch
+from benchmarks.throughput import CARD_GIB, fake_node, watch
 from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_fields
-from tests.cluster.batch_builders import RESTARTS_ALL, UNITS, bound, check_cards, create_all, of_batch, queued
+from tests.cluster.batch_builders import (
+    RESTARTS_ALL,
+    UNITS,
+    bound,
+    check_cards,
+    create_all,
+    of_batch,
+    queued,
+    start_fleet,
+)
 from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import ApiError, Cluster, until
 from tests.cluster.harness import workload as w
@@ -95,7 +104,7 @@ def are_in_force(cluster: Cluster) -> bool:
 @pytest.fixture(scope="module")
 def policies(make_cluster: Any) -> Cluster:
     def begin(cluster: Cluster) -> None:
-        cluster.control.start_without_controllers()
+        cluster.start_api_server()
         apply_all(cluster.api, build(MANIFESTS / "overlays/queue-batch"))
 
         namespace = {"metadata": {"name": "team", "labels": {QUEUE_NAME: "a"}}}
@@ -155,9 +164,7 @@ def test_on_shared_nodes_a_pods_rules_are_its_own(policies: Cluster) -> None:
 
 def team_pod(**spec: Any) -> dict[str, Any]:
     """A pod of the namespace that names a queue."""
-    pod = w.pod("p", w.container(gib=8), **spec)
-    pod["metadata"]["namespace"] = "team"
-    return pod
+    return w.pod("p", w.container(gib=8), namespace="team", **spec)
 
 
 def test_pods_that_get_their_queue_from_their_namespace_are_treated_alike(policies: Cluster) -> None:
@@ -178,8 +185,7 @@ def test_pods_that_get_their_queue_from_their_namespace_are_treated_alike(polici
 @pytest.fixture(scope="module")
 def fleet(make_cluster: Any) -> Cluster:
     def begin(cluster: Cluster) -> None:
-        cluster.control.start_without_controllers()
-        in_parallel(NODE_COUNT, lambda index: cluster.api.post(NODES, fake_node(index)))
+        start_fleet(cluster, NODE_COUNT)
         cluster.extender.flags = ["--commit"]
         cluster.extender.start()
 
@@ -223,7 +229,7 @@ def test_a_burst_of_a_hundred_pods_is_bound_by_one_write_a_pod(
     """As a burst of the two-tier method, without a kube-scheduler: three accounts agree."""
     queue.kill()
     create_all(fleet, "burst", BURST)
-    names = {pod["metadata"]["name"] for pod in fleet.api.get(PODS)["items"]}
+    names = set(fleet.api.names(PODS))
     since = fleet.api.get(PODS, limit=1)["metadata"]["resourceVersion"]
     patched = {part: requests(fleet, "PATCH", part) for part in ("", "status")}
     posted = requests(fleet, "POST", "binding")

@@ -103,11 +103,9 @@ def make_pod(number: int, rng: random.Random) -> dict[str, Any]:
     """Every other pod is one of batch mode; a node has two to four times the cpu of all that it may run."""
     limits = {"cpu": f"{rng.choice((50, 100, 200))}m", "memory": f"{rng.choice((16, 32, 64))}Mi"}
     command = ("/bin/sleep", str(rng.choice((1, 2, 3))))
-    pod = w.pod(f"p{number:05d}", w.container(gib=rng.choice((1, 2, 3, 5)), command=command, limits=limits))
-    if number % 2 == 0:
-        pod["metadata"]["labels"] = {QUEUE_NAME: "a"}
-        pod["spec"]["schedulerName"] = BATCH_SCHEDULER
-    return pod
+    of_batch = {"labels": {QUEUE_NAME: "a"}, "schedulerName": BATCH_SCHEDULER} if number % 2 == 0 else {}
+    container = w.container(gib=rng.choice((1, 2, 3, 5)), command=command, limits=limits)
+    return w.pod(f"p{number:05d}", container, **of_batch)
 
 
 class Run:

@@ -3,14 +3,14 @@
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from benchmarks.throughput import fake_node, in_parallel
-from tests.cluster.batch_builders import bound, check_cards, create_all, of_batch, watch_nodes
+from tests.cluster.batch_builders import bound, check_cards, create_all, of_batch, start_fleet, watch_nodes
 from tests.cluster.harness import Cluster, until
-from tests.cluster.harness.cluster import NODES, PODS
+from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.replicas import Replica
 
 NODE_COUNT = 20
@@ -20,11 +20,7 @@ QUEUES = "mode: batch\nqueues: [{name: a}]\n"
 
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Any) -> Cluster:
-    def begin(cluster: Cluster) -> None:
-        cluster.control.start_without_controllers()
-        in_parallel(NODE_COUNT, lambda index: cluster.api.post(NODES, fake_node(index)))
-
-    made: Cluster = make_cluster(with_node=False, start=begin)
+    made: Cluster = make_cluster(with_node=False, start=partial(start_fleet, count=NODE_COUNT))
     return made
 
 
@@ -32,8 +28,7 @@ def cluster(make_cluster: Any) -> Cluster:
 def replicas(cluster: Cluster) -> Iterator[tuple[Replica, Replica]]:
     number = len(list(cluster.home.glob("one-*")))
     first, second = (Replica(cluster, f"{name}-{number}", QUEUES) for name in ("one", "two"))
-    cluster.api.delete(PODS, grace_s=0)
-    until(lambda: not cluster.api.get(PODS)["items"], "no pods")
+    cluster.delete_pods()
     try:
         first.start()
         until(first.leads, "the first one leads")

@@ -82,9 +82,7 @@ def restart_daemon(cluster: Cluster, card: MachineCard, *options: str) -> None:
     """Let the node daemon run with these options beside those that the card needs."""
     cluster.daemon.stop()
     cluster.daemon.flags = [*card.flags(cluster), *options]
-    since = time.time()
-    cluster.daemon.start()
-    cluster.wait_registered(since)
+    cluster.register_again(cluster.daemon.start)
     card.remember()
 
 
@@ -197,9 +195,7 @@ def test_a_killed_daemon_and_a_restarted_kubelet_lose_nothing_under_load(cluster
         card.remember()
         for number in range(3):
             cluster.wait_running(f"load-{number}")
-        since = time.time()
-        cluster.host.restart_kubelet()
-        cluster.wait_registered(since)
+        cluster.register_again(cluster.host.restart_kubelet)
         assert all(program.fill(1024) == 1024 for program in programs.values())
         cluster.run(w.pod("after", w.container(gib=1)))
     for name, gib in shares.items():

@@ -475,7 +475,7 @@ def test_prometheus_understands_alerts_and_dashboard() -> None:
 
 @pytest.fixture(scope="module")
 def cluster(make_cluster) -> Cluster:
-    return make_cluster(with_node=False, start=lambda cluster: cluster.control.start_without_controllers())
+    return make_cluster(with_node=False, start=Cluster.start_api_server)
 
 
 @pytest.mark.telling
@@ -503,23 +503,20 @@ def test_install_upgrade_uninstall(cluster, tmp_path: Path) -> None:
     deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 
     def names() -> set[str]:
-        return {one["metadata"]["name"] for one in cluster.api.get(deployments)["items"]}
+        return set(cluster.api.names(deployments))
 
     assert names() == {"gpupack-scheduler"}
     policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
-    assert len(cluster.api.get(policies)["items"]) >= 5
+    assert len(cluster.api.names(policies)) >= 5
     # Clusters of the tests that serve them as beta only have the feature on, which the chart finds out.
     version = "v1" if has_mutating_policies(cluster.api) else "v1beta1"
-    mutating = cluster.api.get(f"/apis/admissionregistration.k8s.io/{version}/mutatingadmissionpolicies")
-    assert {one["metadata"]["name"] for one in mutating["items"]} == {
-        "gpupack-scheduler-name",
-        "gpupack-gpu-taint",
-    }
+    mutating = f"/apis/admissionregistration.k8s.io/{version}/mutatingadmissionpolicies"
+    assert set(cluster.api.names(mutating)) == {"gpupack-scheduler-name", "gpupack-gpu-taint"}
     helm("upgrade", "gpupack", str(package), "--reuse-values", "--set", "queue.enabled=true", *there)
     assert names() == {"gpupack-scheduler", "gpupack-queue"}
     helm("uninstall", "gpupack", *there)
     assert names() == set()
-    assert cluster.api.get(policies)["items"] == []
+    assert cluster.api.names(policies) == []
 
 
 @pytest.fixture(scope="module")
@@ -556,10 +553,7 @@ def test_claims_come_and_go_with_an_upgrade(cluster: Cluster) -> None:
     }
 
     def found() -> dict[str, set[str]]:
-        return {
-            kind: {one["metadata"]["name"] for one in cluster.api.get(path)["items"]} & ours[kind]
-            for kind, path in paths.items()
-        }
+        return {kind: set(cluster.api.names(path)) & ours[kind] for kind, path in paths.items()}
 
     nothing = {kind: set() for kind in paths}
     helm("install", "gpupack", str(CHART), "--create-namespace", *there)

@@ -57,7 +57,7 @@ def shared(make_cluster: Any) -> Cluster:
     cluster: Cluster = make_cluster(w.cards(*[80 << 10] * 3))
     objects = [each for each in build(MANIFESTS / "overlays/queue") if each["kind"] not in PROGRAMS]
     apply_all(cluster.api, objects)
-    gated = labelled("p", 1)
+    gated = w.queued("p", 1, "research")
     until(
         lambda: cluster.api.post(PODS, gated, dryRun="All")["spec"].get("schedulingGates") == GATE,
         "the gate in force",
@@ -75,12 +75,6 @@ def cluster(shared: Cluster, queue: QueueController) -> Iterator[Cluster]:
     until(lambda: not queue.status()["pods"], "an empty queue")
     yield shared
     shared.clear()
-
-
-def labelled(name: str, gib: int) -> dict[str, Any]:
-    pod = w.pod(name, w.container(gib=gib))
-    pod["metadata"]["labels"] = {"gpupack.io/queue-name": "research"}
-    return pod
 
 
 def make_runnable(example: dict[str, Any]) -> dict[str, Any]:
@@ -129,11 +123,7 @@ def delete(cluster: Cluster, document: dict[str, Any]) -> None:
 
 def wait_gone(cluster: Cluster, path: str) -> None:
     folder, _, name = path.rpartition("/")
-    until(
-        lambda: name not in {each["metadata"]["name"] for each in cluster.api.get(folder)["items"]},
-        f"{path} gone",
-        60,
-    )
+    until(lambda: name not in cluster.api.names(folder), f"{path} gone", 60)
 
 
 def pods_of(cluster: Cluster) -> list[dict[str, Any]]:

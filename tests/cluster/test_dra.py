@@ -21,18 +21,22 @@ from tests.cluster.harness.dra import (
     CLAIMS,
     DRIVER,
     allocate,
+    bind_by_hand,
     cdi_files,
     cdi_folder,
     claim,
     claim_pod,
     clear,
+    make_template,
+    on_card,
     shares,
     slices,
     start_with_claims,
 )
 from tests.cluster.harness.polling import holds_for, until
 
-SMALL, LARGE = (f"GPU-00000000-0000-4000-8000-{index:012d}" for index in range(2))
+SMALL, LARGE = workload.uuid(0), workload.uuid(1)
+ON_SMALL = on_card(SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +99,9 @@ def test_the_daemon_and_the_kubelet_restart_under_a_prepared_claim(cluster: Clus
     cluster.host.restart_kubelet()
     until(lambda: {one["metadata"]["uid"] for one in slices(cluster)} - before, "slices published again")
     cluster.wait_used([0, 20])
-    assert cluster.pod("p20")["status"]["phase"] == "Running"
+    assert cluster.phase("p20") == "Running"
     # The claim that the kubelet prepares now is another one, on what is left of the same card.
-    cluster.api.post(CLAIMS, claim("c12", 12, f'device.attributes["{DRIVER}"].uuid == "{LARGE}"'))
+    cluster.api.post(CLAIMS, claim("c12", 12, on_card(LARGE)))
     cluster.run(claim_pod("p12", "c12"))
     cluster.wait_used([0, 32])
 
@@ -131,17 +135,13 @@ def test_a_slice_that_somebody_deletes_or_changes_is_published_again(cluster: Cl
 
 
 def test_a_claim_that_was_allocated_by_hand_waits_for_room_and_then_runs(cluster: Cluster) -> None:
-    cluster.api.post(CLAIMS, claim("c10", 10, f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'))
+    cluster.api.post(CLAIMS, claim("c10", 10, ON_SMALL))
     cluster.run(claim_pod("p10", "c10"))
 
-    cluster.api.post(CLAIMS, claim("by-hand", 10))
-    uid = cluster.create(claim_pod("late", "by-hand", schedulerName="nobody"))
-    reserved = [{"resource": "pods", "name": "late", "uid": uid}]
-    allocate(cluster, "by-hand", SMALL.lower(), 10, reservedFor=reserved)
-    cluster.bind("late")
+    bind_by_hand(cluster, "late", 10, SMALL.lower())
     event = cluster.wait_event("late", "has 16 units, of which other pods have 10")
     assert "10 more are not there" in event
-    assert cluster.pod("late")["status"]["phase"] == "Pending"
+    assert cluster.phase("late") == "Pending"
     cluster.wait_used([10, 0])
 
     cluster.delete("p10")
@@ -198,10 +198,7 @@ def test_an_unchanged_pod_runs_with_the_card_that_the_extender_chose(cluster: Cl
 
     cluster.delete("ordinary")
     cluster.wait_used([14, 0])
-    until(
-        lambda: [one["metadata"]["name"] for one in cluster.api.get(CLAIMS)["items"]] == ["c14"],
-        "its claim gone",
-    )
+    until(lambda: cluster.api.names(CLAIMS) == ["c14"], "its claim gone")
 
 
 def test_percent_init_containers_sidecars_and_two_cards_by_claims(cluster: Cluster) -> None:
@@ -265,7 +262,7 @@ def test_what_a_killed_extender_left_is_put_right_when_the_pod_is_bound(
     cluster.api.merge(f"{PODS}/again", {"spec": {"schedulingGates": None}})
     cluster.wait_running("again")
     assert cluster.environment("again")["GPUPACK_CARDS"] == f"{LARGE}:20"
-    assert [one["metadata"]["name"] for one in cluster.api.get(CLAIMS)["items"]] == [name]
+    assert cluster.api.names(CLAIMS) == [name]
     assert shares(cluster, name) == [(LARGE.lower(), "20Gi")]
     cluster.wait_used([0, 20])
 
@@ -278,7 +275,7 @@ def test_a_new_extender_takes_back_what_was_allocated_to_a_pod_that_is_not_bound
     cluster.extender.start()
     until(lambda: not cluster.api.get(f"{CLAIMS}/{name}").get("status", {}).get("allocation"), "deallocated")
     # kube-scheduler gives the card to a claim.
-    cluster.api.post(CLAIMS, claim("c16", 16, f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'))
+    cluster.api.post(CLAIMS, claim("c16", 16, ON_SMALL))
     cluster.run(claim_pod("p16", "c16"))
 
 
@@ -291,12 +288,11 @@ def test_pods_that_come_while_the_daemon_is_away_wait_and_run(cluster: Cluster, 
     cluster.create(workload.pod("waits", workload.container(gib=20)))
     cluster.api.post(CLAIMS, claim("c8", 8))
     cluster.create(claim_pod("p8", "c8"))
-    for name in ("waits", "p8") if has_slices else ("waits",):
-        until(lambda name=name: cluster.pod(name)["spec"].get("nodeName"), "bound")
+    cluster.wait_bound(*(("waits", "p8") if has_slices else ("waits",)))
     if not has_slices:
         cluster.wait_event("p8", "FailedScheduling")
     cluster.wait_event("waits", "FailedPrepareDynamicResources")
-    assert {cluster.pod(name)["status"]["phase"] for name in ("waits", "p8")} == {"Pending"}
+    assert {cluster.phase(name) for name in ("waits", "p8")} == {"Pending"}
     cluster.daemon.start()
     for name in ("waits", "p8"):
         cluster.wait_running(name)
@@ -304,17 +300,11 @@ def test_pods_that_come_while_the_daemon_is_away_wait_and_run(cluster: Cluster, 
 
 
 def test_claims_from_a_template_and_a_claim_that_containers_share(cluster: Cluster) -> None:
-    template = claim("made", 6)
-    body = {"metadata": {"name": "six"}, "spec": {"spec": template["spec"]}}
-    path = f"{API}/namespaces/default/resourceclaimtemplates"
-    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
-    cluster.api.post(path, {**kind, **body})
-    use = {"resources": {"claims": [{"name": "card"}]}}
-    both = [{**workload.container(name), **use} for name in ("one", "two")]
-    claims = [{"name": "card", "resourceClaimTemplateName": "six"}]
+    template = make_template(cluster, "six", 6)
+    both = [workload.container(name) for name in ("one", "two")]
     try:
         for name in ("a", "b"):
-            cluster.create(workload.pod(name, *both, resourceClaims=claims))
+            cluster.create(claim_pod(name, "six", *both, from_template=True))
         for name in ("a", "b"):
             cluster.wait_running(name)
             (card,) = {cluster.environment(name, one)["GPUPACK_CARDS"] for one in ("one", "two")}
@@ -322,9 +312,9 @@ def test_claims_from_a_template_and_a_claim_that_containers_share(cluster: Clust
         until(lambda: sum(cluster.state().used) == 12, "units of both")
         for name in ("a", "b"):
             cluster.delete(name)
-        until(lambda: not cluster.api.get(CLAIMS)["items"], "claims gone with their pods")
+        until(lambda: not cluster.api.names(CLAIMS), "claims gone with their pods")
     finally:
-        cluster.api.delete(f"{path}/six", grace_s=0)
+        cluster.api.delete(template, grace_s=0)
 
 
 def test_a_claim_that_pods_share_counts_once_until_the_last_one_has_ended(cluster: Cluster) -> None:
@@ -362,7 +352,7 @@ def test_of_a_prioritized_list_the_first_that_there_is(cluster: Cluster) -> None
 ATTRIBUTE = f'device.attributes["{DRIVER}"]'
 SELECTORS = {
     "model": (f'{ATTRIBUTE}.model.startsWith("Large")', LARGE),
-    "uuid": (f'{ATTRIBUTE}.uuid == "{SMALL}"', SMALL),
+    "uuid": (ON_SMALL, SMALL),
     "memory": (f'device.capacity["{DRIVER}"].memory.compareTo(quantity("20Gi")) >= 0', LARGE),
     "architecture": (f'{ATTRIBUTE}.architecture in ["hopper", "blackwell"]', LARGE),
     "driver": (f'{ATTRIBUTE}.driverVersion.compareTo(semver("570.0.0")) >= 0', SMALL),
@@ -384,27 +374,19 @@ def test_selectors_on_what_a_card_is(cluster: Cluster) -> None:
     found = {name: shares(cluster, name) for name in SELECTORS}
     assert found == {name: [(card.lower(), "1Gi")] for name, (_, card) in SELECTORS.items()}
     cluster.wait_used([3, 4])
-    assert not cluster.pod("none")["spec"].get("nodeName")
+    assert not cluster.node_of("none")
 
 
 def test_claims_and_ordinary_pods_fill_one_card_together(cluster: Cluster) -> None:
-    path = f"{API}/namespaces/default/resourceclaimtemplates"
-    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
-    on_small = f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'
-    spec = claim("x", 6, on_small)["spec"]
     # Its claims look as if the extender had written them.
-    template = {"metadata": {"labels": {CLAIM_LABEL: "true"}}, "spec": spec}
-    cluster.api.post(path, {**kind, "metadata": {"name": "small-six"}, "spec": template})
+    template = make_template(cluster, "small-six", 6, ON_SMALL, labels={CLAIM_LABEL: "true"})
     try:
-        use = {"resources": {"claims": [{"name": "card"}]}}
-        claims = [{"name": "card", "resourceClaimTemplateName": "small-six"}]
-        cluster.create(workload.pod("made", {**workload.container(), **use}, resourceClaims=claims))
-        cluster.api.post(CLAIMS, claim("shared", 5, on_small))
+        cluster.create(claim_pod("made", "small-six", from_template=True))
+        cluster.api.post(CLAIMS, claim("shared", 5, ON_SMALL))
         for name in ("first", "second"):
             cluster.create(claim_pod(name, "shared"))
         # Bound: their claims are allocated, and the node may not have prepared them yet.
-        for name in ("made", "first", "second"):
-            until(lambda name=name: cluster.pod(name)["spec"].get("nodeName"), "bound")
+        cluster.wait_bound("made", "first", "second")
         cluster.create(workload.pod("fills", workload.container(gib=5)))
         cluster.create(workload.pod("other", workload.container(gib=6)))
         for name in ("made", "first", "second", "fills", "other"):
@@ -412,18 +394,16 @@ def test_claims_and_ordinary_pods_fill_one_card_together(cluster: Cluster) -> No
         assert assigned(cluster, "other") == {"main": [[LARGE, 6]]}
         cluster.wait_used([16, 6] if assigned(cluster, "fills") == {"main": [[SMALL, 5]]} else [11, 11])
     finally:
-        cluster.api.delete(f"{path}/small-six", grace_s=0)
+        cluster.api.delete(template, grace_s=0)
 
 
 def test_shares_of_compute_by_claims_and_by_limits_fill_one_card_and_no_more(cluster: Cluster) -> None:
-    on_small = f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'
-
     def asks(name: str, compute: int) -> Any:
         container = workload.container(gib=2, limits={COMPUTE: compute})
         return workload.pod(name, container, annotations={POD_GPU_UUID: SMALL})
 
     for name, compute in (("most", 60), ("plain", None), ("second", 50)):
-        cluster.api.post(CLAIMS, claim(name, 2, on_small, compute=compute))
+        cluster.api.post(CLAIMS, claim(name, 2, ON_SMALL, compute=compute))
     cluster.create(claim_pod("most", "most"))
     cluster.create(claim_pod("plain", "plain"))
     for name in ("most", "plain"):
@@ -437,7 +417,7 @@ def test_shares_of_compute_by_claims_and_by_limits_fill_one_card_and_no_more(clu
     cluster.run(asks("beside", 30))
     until(lambda: cluster.state().compute == [90, 0], "the compute of the limits besides")
     # And what pods have by limits counts for a claim.
-    cluster.api.post(CLAIMS, claim("small", 2, on_small, compute=20))
+    cluster.api.post(CLAIMS, claim("small", 2, ON_SMALL, compute=20))
     cluster.create(claim_pod("small", "small"))
     cluster.wait_event("small", "cannot allocate all claims")
     cluster.delete("small")
@@ -453,8 +433,7 @@ def test_pods_that_ask_by_limits_are_evicted_for_a_more_important_one_and_pods_w
     """The pod with a claim has less priority than the one that goes."""
     for name, priority in (("low", 1), ("middle", 5), ("high", 10)):
         add_priority_class(cluster, name, priority)
-    on_large = f'device.attributes["{DRIVER}"].uuid == "{LARGE}"'
-    cluster.api.post(CLAIMS, claim("kept", 20, on_large))
+    cluster.api.post(CLAIMS, claim("kept", 20, on_card(LARGE)))
     cluster.run(claim_pod("kept", "kept", priorityClassName="low"))
     cluster.run(workload.pod("goes", workload.container(gib=14), priorityClassName="middle"))
     assert assigned(cluster, "goes") == {"main": [[SMALL, 14]]}
@@ -470,11 +449,8 @@ def test_pods_that_ask_by_limits_are_evicted_for_a_more_important_one_and_pods_w
 
 
 def test_a_container_may_ask_by_limits_and_use_a_claim(cluster: Cluster) -> None:
-    cluster.api.post(CLAIMS, claim("c8", 8, f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'))
-    both = workload.container(gib=20)
-    both["resources"]["claims"] = [{"name": "card"}]
-    claims = [{"name": "card", "resourceClaimName": "c8"}]
-    cluster.run(workload.pod("both", both, resourceClaims=claims))
+    cluster.api.post(CLAIMS, claim("c8", 8, ON_SMALL))
+    cluster.run(claim_pod("both", "c8", workload.container(gib=20)))
     cluster.wait_used([8, 20])
     cluster.run(workload.pod("fits", workload.container(gib=12)))
     assert assigned(cluster, "fits") == {"main": [[LARGE, 12]]}
@@ -488,7 +464,7 @@ def test_a_claim_allocated_by_hand_counts_for_the_extender_though_no_pod_has_it(
     cluster.create(workload.pod("does-not-fit", workload.container(gib=17)))
     cluster.wait_event("does-not-fit", "FailedScheduling")
     cluster.wait_used([12, 0] if assigned(cluster, "fits") == {"main": [[SMALL, 12]]} else [0, 12])
-    assert not cluster.pod("does-not-fit")["spec"].get("nodeName")
+    assert not cluster.node_of("does-not-fit")
     cluster.api.delete(f"{CLAIMS}/by-hand", grace_s=0)
     cluster.wait_running("does-not-fit")
     assert assigned(cluster, "does-not-fit") == {"main": [[LARGE, 17]]}

@@ -1,6 +1,5 @@
 """Faults on a node of claims: whatever fails, no card has more than there is, and no pod is lost."""
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -12,12 +11,12 @@ from tests.cluster.harness import Cluster, until, workload
 from tests.cluster.harness.controlplane import ADMIN_TOKEN
 from tests.cluster.harness.dra import (
     CLAIMS,
-    DRIVER,
-    allocate,
+    bind_by_hand,
     cdi_files,
     claim,
     claim_pod,
     clear,
+    on_card,
     shares,
     start_with_claims,
 )
@@ -28,8 +27,8 @@ from tests.cluster.harness.slowlink import SlowLink
 
 pytestmark = pytest.mark.nightly
 
-SMALL, LARGE = (f"GPU-00000000-0000-4000-8000-{index:012d}" for index in range(2))
-ON_SMALL = f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'
+SMALL, LARGE = workload.uuid(0), workload.uuid(1)
+ON_SMALL = on_card(SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +38,7 @@ def link(make_cluster: Any) -> Iterator[tuple[Cluster, SlowLink]]:
 
     def start(cluster: Cluster) -> None:
         links.append(SlowLink(cluster.control.url))
-        path = cluster.use_identity("gpupack-node", ADMIN_TOKEN)
-        kubeconfig = json.loads(path.read_text())
-        kubeconfig["clusters"][0]["cluster"]["server"] = links[0].url
-        path.write_text(json.dumps(kubeconfig))
+        cluster.control.write_kubeconfig("gpupack-node", ADMIN_TOKEN, links[0].url)
         start_with_claims(cluster)
 
     cluster: Cluster = make_cluster(workload.cards(16 << 10, 32 << 10), start=start)
@@ -66,7 +62,7 @@ def test_the_daemon_cannot_read_claims_for_a_while(cluster: Cluster, link: tuple
         cluster.create(workload.pod("ordinary", workload.container(gib=20)))
         cluster.wait_event("p4", "cannot be read")
         cluster.wait_event("ordinary", "cannot be read")
-        assert {cluster.pod(name)["status"]["phase"] for name in ("p4", "ordinary")} == {"Pending"}
+        assert {cluster.phase(name) for name in ("p4", "ordinary")} == {"Pending"}
     finally:
         slow.flow()
     for name in ("p4", "ordinary"):
@@ -82,7 +78,7 @@ def test_the_api_server_is_away_while_claims_are_prepared(cluster: Cluster) -> N
         else:
             cluster.api.post(CLAIMS, claim(f"of-{name}", 3))
             cluster.create(claim_pod(name, f"of-{name}"))
-    until(lambda: any(cluster.pod(name)["spec"].get("nodeName") for name in names), "one is bound")
+    until(lambda: any(map(cluster.node_of, names)), "one is bound")
     cluster.control.kill("kube-apiserver")
     holds_for(lambda: cluster.daemon.alive and cluster.extender.alive, "both live on", 6)
     cluster.control.start_api_server()
@@ -97,7 +93,7 @@ def test_a_claim_that_is_deleted_by_force_counts_on_while_its_pod_runs(cluster: 
     cluster.run(claim_pod("runs", "forced"))
     cluster.api.merge(f"{CLAIMS}/forced", {"metadata": {"finalizers": None}})
     cluster.api.delete(f"{CLAIMS}/forced", grace_s=0)
-    until(lambda: not cluster.api.get(CLAIMS)["items"], "the claim gone")
+    until(lambda: not cluster.api.names(CLAIMS), "the claim gone")
     cluster.api.post(CLAIMS, claim("late", 12, ON_SMALL))
     cluster.create(claim_pod("waits", "late"))
     told = cluster.wait_event("waits", "has 16 units, of which other pods have 12")
@@ -118,15 +114,11 @@ def test_a_claim_that_is_deleted_by_force_counts_on_while_its_pod_runs(cluster: 
 def test_a_full_card_is_refused_to_a_claim_allocated_by_hand_and_to_no_other(cluster: Cluster) -> None:
     """While one claim waits for room, claims of other cards are prepared."""
     cluster.run(workload.pod("full", workload.container(gib=32)))
-    cluster.api.post(CLAIMS, claim("by-hand", 1))
-    uid = cluster.create(claim_pod("late", "by-hand", schedulerName="nobody"))
-    reserved = [{"resource": "pods", "name": "late", "uid": uid}]
-    allocate(cluster, "by-hand", LARGE.lower(), 1, reservedFor=reserved)
-    cluster.bind("late")
+    bind_by_hand(cluster, "late", 1, LARGE.lower())
     cluster.run(workload.pod("other", workload.container(gib=4)))
     cluster.wait_event("late", "has 32 units, of which other pods have 32")
     cluster.wait_used([4, 32])
-    assert cluster.pod("late")["status"]["phase"] == "Pending"
+    assert cluster.phase("late") == "Pending"
 
 
 def is_write(request: Json, number: int) -> bool:
@@ -172,9 +164,9 @@ def test_the_extender_is_killed_as_it_writes(cluster: Cluster, number: int) -> N
     cluster.extender.start()
     cluster.wait_running("again")
     assert cluster.environment("again")["GPUPACK_CARDS"] == f"{LARGE}:20"
-    (found,) = cluster.api.get(CLAIMS)["items"]
-    assert shares(cluster, found["metadata"]["name"]) == [(LARGE.lower(), "20Gi")]
+    (name,) = cluster.api.names(CLAIMS)
+    assert shares(cluster, name) == [(LARGE.lower(), "20Gi")]
     cluster.wait_used([0, 20])
     cluster.delete("again")
-    until(lambda: not cluster.api.get(CLAIMS)["items"], "the claim gone with its pod")
+    until(lambda: not cluster.api.names(CLAIMS), "the claim gone with its pod")
     until(lambda: not cdi_files(cluster), "CDI file gone")

@@ -88,8 +88,8 @@ def test_the_rights_suffice_for_claims_and_for_unchanged_pods(cluster: Cluster) 
     cluster.run(w.pod("ordinary", w.container(gib=20)))
     assert cluster.pod("ordinary")["spec"]["schedulerName"] == SCHEDULER
     # Left free, kube-scheduler takes the first card of a slice, whose order changes when a card is used.
-    small = f'device.attributes["{dra.DRIVER}"].uuid == "{cluster.state().cards[0].uuid}"'
-    cluster.api.post(dra.CLAIMS, dra.claim("c4", 4, small))
+    small = cluster.state().cards[0].uuid
+    cluster.api.post(dra.CLAIMS, dra.claim("c4", 4, dra.on_card(small)))
     cluster.run(dra.claim_pod("p4", "c4", schedulerName=SCHEDULER))
     assert sum(cluster.wait_used([4, 20]).used) == 24
 
@@ -140,7 +140,7 @@ def test_a_daemon_sets_the_resource_to_nothing_only(cluster: Cluster) -> None:
 
 def check_nothing_is_left(cluster: Cluster) -> None:
     """Neither claim, slice, CDI file nor socket."""
-    until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "claims gone, finalizers and all")
+    until(lambda: not cluster.api.names(dra.CLAIMS), "claims gone, finalizers and all")
     until(lambda: not dra.cdi_files(cluster), "CDI files gone")
     # The kubelet deletes the slices of a driver that stays away for half a minute.
     until(lambda: not dra.slices(cluster), "slices gone")
@@ -172,7 +172,7 @@ def test_a_node_changes_its_kind_drained_and_leaves_nothing_of_the_other_one(clu
     cluster.daemon.start()
     until(cluster.allocatable, "the kubelet's count of units")
     cluster.run(w.pod("of-devices", w.container(gib=20)))
-    assert cluster.api.get(dra.CLAIMS)["items"] == []
+    assert cluster.api.names(dra.CLAIMS) == []
     assert dra.cdi_files(cluster) == []
     assert dra.slices(cluster) == []
     # Before its units are seen they cannot be seen to be let go.
@@ -186,7 +186,7 @@ def test_a_node_changes_its_kind_drained_and_leaves_nothing_of_the_other_one(clu
     cluster.daemon.start()
     until(lambda: dra.slices(cluster), "slices")
     cluster.run(w.pod("of-claims", w.container(gib=20)))
-    assert len(cluster.api.get(dra.CLAIMS)["items"]) == 1
+    assert len(cluster.api.names(dra.CLAIMS)) == 1
     # Though the kubelet writes the device plugin's capacity for five minutes more.
     status = until(lambda: status_of_capacity(cluster), "the kubelet's capacity of the device plugin")
     assert status["allocatable"][RESOURCE] == "0"
@@ -202,7 +202,7 @@ def status_of_capacity(cluster: Cluster) -> Json:
 
 def test_nothing_is_left_of_an_installation(cluster: Cluster, way: Way) -> None:
     """In the order of docs/install.md: pods, manifests, Nodes."""
-    until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "claims gone with their pods")
+    until(lambda: not cluster.api.names(dra.CLAIMS), "claims gone with their pods")
     cluster.wait_used([0, 0])
     until(lambda: not dra.cdi_files(cluster), "claims let go")
     cluster.daemon.stop()
@@ -224,5 +224,4 @@ def test_nothing_is_left_of_an_installation(cluster: Cluster, way: Way) -> None:
 
 def ours(cluster: Cluster, path: str) -> list[str]:
     """Names of gpupack's objects in a list."""
-    names = [one["metadata"]["name"] for one in cluster.api.get(path)["items"]]
-    return [name for name in names if name.startswith("gpupack")]
+    return [name for name in cluster.api.names(path) if name.startswith("gpupack")]

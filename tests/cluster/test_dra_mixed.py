@@ -14,11 +14,11 @@ from allocator.ids import device_names
 from tests.cluster.harness import Cluster, until, workload
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.dra import (
-    API,
     CLAIMS,
     DRIVER,
     cdi_files,
-    claim,
+    claim_pod,
+    make_template,
     prepared_units,
     slices,
     start_with_claims,
@@ -30,7 +30,7 @@ ALL: Final = int(os.environ.get("GPUPACK_DRA_PODS", "30"))
 AT_ONCE: Final = 24
 STAY: Final = 6
 SECOND: Final = "second-scheduler"
-SIZES: Final = {f"GPU-00000000-0000-4000-8000-{index:012d}": size for index, size in enumerate((16, 32))}
+SIZES: Final = {workload.uuid(0): 16, workload.uuid(1): 32}
 CLAIMED_GIB: Final = (2, 5, 9)
 # A pod without a card fails, and the test with it.
 WORKS: Final = ("/bin/sh", "-c", 'test -n "$GPUPACK_CARDS" && sleep 1')
@@ -46,22 +46,16 @@ def cluster(make_cluster: Any) -> Cluster:
     )
     cluster.control.start_second_scheduler(SECOND)
     for gib in CLAIMED_GIB:
-        spec = {"spec": claim("x", gib)["spec"]}
-        body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "spec": spec}
-        path = f"{API}/namespaces/default/resourceclaimtemplates"
-        cluster.api.post(path, {**body, "metadata": {"name": f"of-{gib}"}})
+        make_template(cluster, f"of-{gib}", gib)
     return cluster
 
 
 def any_pod(random: Random, name: str, command: tuple[str, ...]) -> Json:
     """An ordinary pod or one with a claim, of one scheduler or the other."""
     scheduler = random.choice(("default-scheduler", SECOND))
-    container = workload.container(command=command)
     if random.random() < 0.5:
-        container["resources"] = {"claims": [{"name": "card"}]}
-        template = f"of-{random.choice(CLAIMED_GIB)}"
-        claims = [{"name": "card", "resourceClaimTemplateName": template}]
-        return workload.pod(name, container, resourceClaims=claims, schedulerName=scheduler)
+        container, template = workload.container(command=command), f"of-{random.choice(CLAIMED_GIB)}"
+        return claim_pod(name, template, container, from_template=True, schedulerName=scheduler)
     limits = workload.container(gib=random.randint(1, 12), command=command)
     return workload.pod(name, limits, schedulerName=scheduler)
 
@@ -118,7 +112,7 @@ def test_no_card_has_more_than_there_is_and_no_pod_runs_without_one(cluster: Clu
     until(step, f"{ALL} pods have ended", 250 + 10 * ALL, 0.2)
     assert not wrong, wrong
     until(lambda: not phases(cluster), "all pods gone")
-    until(lambda: not cluster.api.get(CLAIMS)["items"], "all claims gone")
+    until(lambda: not cluster.api.names(CLAIMS), "all claims gone")
     cluster.wait_used([0, 0])
     until(lambda: prepared(cluster) == {} and cdi_files(cluster) == [], "all claims let go")
 

@@ -24,12 +24,13 @@ class Replica(Extender):
     """One replica of the Deployment: its arguments, its account, its certificate."""
 
     def __init__(self, cluster: Cluster, port: int) -> None:
-        (self.certificate, key) = (cluster.home / f"extender.{end}" for end in ("crt", "key"))
+        self.certificate = make_certificate(cluster)
         (deployment,) = [one for one in build(OVERLAY) if one["kind"] == "Deployment"]
         shipped = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
         ours = ("--http", "--metrics-http", "--tls", "--pod-name")
         arguments = [word for word in shipped[1:] if not word.startswith(ours)]
         kubeconfig = cluster.use_identity(ACCOUNT, cluster.token(NAMESPACE, ACCOUNT))
+        key = self.certificate.with_suffix(".key")
         files = {"tls.crt": self.certificate, "tls.key": key, "ca.crt": self.certificate}
         tls = [
             f"{option}={files[path.rpartition('/')[2]]}"
@@ -56,7 +57,6 @@ def cluster(make_cluster) -> Cluster:
     cluster = make_cluster(w.cards(8192, 8192))
     cluster.extender.stop()
     apply_all(cluster.api, build(OVERLAY))
-    make_certificate(cluster)
     return cluster
 
 
@@ -123,7 +123,6 @@ def test_with_dra_an_unchanged_pod_has_its_claim_from_the_joined_extender(make_c
     cluster = make_cluster(w.cards(8192, 16384), start=dra.start_with_claims)
     cluster.extender.stop()
     apply_all(cluster.api, build(OVERLAY, COMPONENTS / "dra"))
-    make_certificate(cluster)
     (port,) = free_ports(1)
     replica = Replica(cluster, port)
     try:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from allocator.names import NODE_HOST, PLACEHOLDER_LABEL
+from allocator.names import NODE_HOST
 from gpupack.autoscale.scale_down import DO_NOT_DISRUPT
 from gpupack.autoscale.shape_formats import make_given_shape, write_shapes
 from tests.cluster.harness import Cluster, binaries, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.autoscaled import AutoscaledCluster, start_scheduling
 from tests.cluster.harness.autoscaler import TYPE
 from tests.cluster.harness.cluster import NODES, PODS
 from tests.cluster.harness.controlplane import free_ports
@@ -47,14 +48,13 @@ def shape_of(machine: MachineType) -> Any:
     )
 
 
-class World:
+class World(AutoscaledCluster):
     """Everything together, on an empty cluster; what Karpenter knows of cards is what we print for it."""
 
     def __init__(
         self, cluster: Cluster, folder: Path, types: Sequence[MachineType], *, tainted: bool
     ) -> None:
-        self.cluster = cluster
-        self.api = cluster.api
+        super().__init__(cluster, TYPE)
         *ports, port = free_ports(3)
         config, logs = cluster.control.admin_config, folder
         self.karpenter = Karpenter(cluster.api, config, types, logs, ports)
@@ -69,8 +69,7 @@ class World:
 
     def stop(self) -> None:
         self.ours.kill()
-        for pod in self.api.get(PODS)["items"]:
-            self.cluster.delete(pod["metadata"]["name"], wait=False)
+        self.api.delete(PODS, grace_s=0)
         self.karpenter.stop()
         for path in (NODE_OVERLAYS, NODE_POOLS, NODE_CLAIMS, NODE_CLASSES, NODES):
             for found in self.api.get(path)["items"]:
@@ -78,26 +77,12 @@ class World:
                 self.api.merge(f"{path}/{name}", {"metadata": {"finalizers": None}})
                 if not found["metadata"].get("deletionTimestamp"):
                     self.api.delete(f"{path}/{name}")
-        until(lambda: not self.api.get(NODES)["items"], "no node left")
-
-    def create(self, name: str, gib: int, *, on: str = "", **annotations: str) -> None:
-        where = {"nodeSelector": {TYPE: on}} if on else {}
-        self.api.post(PODS, w.pod(name, w.container(gib=gib), annotations=annotations, **where))
+        until(lambda: not self.api.names(NODES), "no node left")
 
     def set_budget(self, nodes: str) -> None:
         """Let Karpenter give back so many nodes at one time."""
         budget = {"spec": {"disruption": {"budgets": [{"nodes": nodes}]}}}
         self.api.merge(f"{NODE_POOLS}/gpu", budget)
-
-    def node_of(self, name: str) -> str:
-        return str(self.api.get(f"{PODS}/{name}")["spec"].get("nodeName", ""))
-
-    def wait_bound(self, *names: str, timeout_s: float = 150) -> None:
-        until(lambda: all(self.node_of(name) for name in names), f"{names} bound", timeout_s)
-
-    def placeholders(self) -> list[Any]:
-        found: list[Any] = self.api.get(PODS, labelSelector=PLACEHOLDER_LABEL)["items"]
-        return found
 
     def outcome(self, name: str) -> str:
         pods = json.loads(self.ours.http("/status"))["pods"]
@@ -116,10 +101,7 @@ def _built() -> None:
 
 
 def start(cluster: Cluster) -> None:
-    cluster.control.start_without_controllers()
-    cluster.extender.start(ready=False)
-    cluster.control.start_scheduler()
-    cluster.extender.wait_ready()
+    start_scheduling(cluster)
     install(cluster.api)
 
 

@@ -115,9 +115,9 @@ class RealScheduler:
         spec = {"taints": [{"key": BARRIER, "effect": "NoSchedule"}]}
         status = {"capacity": amounts, "allocatable": amounts}
         self._post_node({"metadata": metadata, "spec": spec, "status": status})
-        last = w.pod(f"{BARRIER}-last", w.container(), nodeName=BARRIER)
-        last["metadata"]["labels"] = mark
-        self._api.post(_path("default"), last)
+        self._api.post(
+            _path("default"), w.pod(f"{BARRIER}-last", w.container(), labels=mark, nodeName=BARRIER)
+        )
         asked = {SERVED: 1} if self.has_classes else {}
         tolerations = [{"key": BARRIER, "operator": "Exists"}]
         probe = w.pod(f"{BARRIER}-probe", w.container(limits=asked), tolerations=tolerations)
@@ -156,7 +156,7 @@ class RealScheduler:
         self._api.delete(NODES_PATH)
         if self.has_classes:
             self._api.delete(f"{DRA}/resourceslices")
-        until(lambda: not self._api.get("/api/v1/pods")["items"], "no pod left")
+        until(lambda: not self._api.names("/api/v1/pods"), "no pod left")
         self._extender.allowed.clear()
 
 

@@ -58,11 +58,7 @@ def bound(cluster: Cluster, pod: dict) -> dict:
 
 def restart(cluster: Cluster, meanwhile: Callable[[], object] = lambda: None) -> None:
     """Kill the kubelet, do something, start it, and wait until it follows our devices again."""
-    since = time.time()
-    cluster.host.kill_kubelet()
-    meanwhile()
-    cluster.host.start_kubelet()
-    cluster.wait_registered(since)
+    cluster.register_again(cluster.host.kill_kubelet, meanwhile, cluster.host.start_kubelet)
     until(cluster.node_ready, "node ready")
 
 
@@ -256,7 +252,7 @@ def test_a_pod_bound_while_the_kubelet_is_away_finds_its_room(cluster):
     cluster.wait_used([0, 8])
     cluster.host.kill_kubelet()
     cluster.create(w.pod("c", w.container(gib=8)))
-    until(lambda: "nodeName" in cluster.pod("c")["spec"], "bound")
+    cluster.wait_bound("c")
     cluster.host.start_kubelet()
     cluster.wait_running("c")
     cluster.wait_used([8, 8])

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ from allocator.names import POD_ASSIGNED
 from scheduler_plugin.extender.verbs import BINDING_REFUSED
 from tests.cluster.harness import ApiError, Cluster, binaries, until, versions, workload
 from tests.cluster.harness.admission import add_priority_class
-from tests.cluster.harness.cluster import PODS, publish_node
+from tests.cluster.harness.cluster import BUDGETS, PODS, publish_node
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import Extender
 from tests.cluster.harness.extender_proxy import ExtenderProxy
@@ -20,7 +20,6 @@ from tests.cluster_builders import node_object
 
 API = "/apis/scheduling.k8s.io/v1beta1"
 GROUPS = f"{API}/namespaces/default/podgroups"
-BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 POLICY_BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 ZONE = "topology.kubernetes.io/zone"
@@ -79,8 +78,8 @@ class World:
     def clear(self) -> None:
         """Delete everything; the finalizers of groups are those of a controller that does not run."""
         self.proxy.reset()
-        for group in self.api.get(GROUPS)["items"]:
-            path = f"{GROUPS}/{group['metadata']['name']}"
+        for group in self.api.names(GROUPS):
+            path = f"{GROUPS}/{group}"
             with suppress(ApiError):  # where the controller did run, it may be gone by now
                 self.api.delete(path)
                 self.api.merge(path, {"metadata": {"finalizers": None}})
@@ -88,7 +87,7 @@ class World:
         for node in self._nodes:
             self.api.delete(f"/api/v1/nodes/{node}")
         self._nodes.clear()
-        until(lambda: not (self.pods() or self.api.get(GROUPS)["items"]), "everything is deleted")
+        until(lambda: not (self.api.names(PODS) or self.api.names(GROUPS)), "everything is deleted")
 
     # ---- what there is
 
@@ -121,9 +120,8 @@ class World:
         for at, units in enumerate(gib):
             self.pod(f"{name}-{at}", units, schedulingGroup={"podGroupName": name}, **spec)
 
-    def pod(self, name: str, gib: int, metadata: Mapping[str, Any] | None = None, **spec: Any) -> None:
-        made = workload.pod(name, workload.container(gib=gib), **spec)
-        self.api.post(PODS, {**made, "metadata": {**made["metadata"], **(metadata or {})}})
+    def pod(self, name: str, gib: int, **more: Any) -> None:
+        self.cluster.create(workload.pod(name, workload.container(gib=gib), **more))
 
     # ---- what became of it
 
@@ -276,11 +274,8 @@ def test_a_pod_whose_binding_is_refused_is_tried_ever_more_rarely(world: World) 
 
 
 def wait_event(world: World, name: str, reason: str) -> None:
-    path = "/api/v1/namespaces/default/events"
-    until(
-        lambda: world.api.get(path, fieldSelector=f"involvedObject.name={name},reason={reason}")["items"],
-        f"an Event {reason} of {name}",
-    )
+    fields = (f"involvedObject.name={name}", f"reason={reason}")
+    until(lambda: world.cluster.find_events(*fields), f"an Event {reason} of {name}")
 
 
 def refuse_binding(world: World, name: str) -> None:
@@ -349,13 +344,12 @@ def test_pods_are_evicted_for_all_of_a_gang_or_for_nobody(world: World) -> None:
     nodes = {name: world.node((8, 8), zone=name) for name in ("large", "kept", "g")}
     for name in nodes:
         for at in range(2):
-            label = {"labels": {"victims-of": name}}
-            world.pod(f"low-{name}-{at}", 5, label, priorityClassName="low", nodeSelector={ZONE: name})
+            own = {"labels": {"victims-of": name}, "nodeSelector": {ZONE: name}}
+            world.pod(f"low-{name}-{at}", 5, priorityClassName="low", **own)
     victims = {name: {f"low-{name}-0", f"low-{name}-1"} for name in nodes}
     world.wait_bound(*itertools.chain.from_iterable(victims.values()))
     # Nobody computes what a budget allows here, which is nothing then.
-    selector = {"matchLabels": {"victims-of": "kept"}}
-    world.api.post(BUDGETS, {"metadata": {"name": "kept"}, "spec": {"selector": selector, "minAvailable": 1}})
+    world.cluster.make_budget("kept", {"victims-of": "kept"}, minAvailable=1)
     try:
         for name, pods in (("large", 3), ("kept", 2), ("g", 2)):
             world.group(name, [5] * pods, priorityClassName="high", nodeSelector={ZONE: name})

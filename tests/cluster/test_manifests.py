@@ -2,8 +2,6 @@
 
 import copy
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import denied, refused
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import RESOURCE, free_ports
-from tests.cluster.harness.daemons import REPOSITORY
+from tests.cluster.harness.daemons import run_gpupack
 from tests.cluster.harness.installed import (
     NAMESPACE,
     OTHER_NODE,
@@ -29,6 +27,7 @@ from tests.cluster.harness.manifests import (
     build,
     build_for,
     has_mutating_policies,
+    named,
     path_of,
 )
 from tests.cluster.harness.polling import holds_for
@@ -55,29 +54,18 @@ def test_applied_twice_is_applied_once(cluster):
     objects = build_for(cluster.api, MANIFESTS / "base")
     kinds = {one["kind"] for one in objects}
     assert kinds >= {"DaemonSet", "Deployment", "ConfigMap", "ValidatingAdmissionPolicy", "ClusterRole"}
-    before = [
-        cluster.api.get(path_of(cluster.api, one))["metadata"]["generation"]
-        for one in objects
-        if "spec" in one
-    ]
+    paths = [path_of(cluster.api, one) for one in objects if "spec" in one]
+    before = [cluster.api.get(path)["metadata"]["generation"] for path in paths]
     apply_all(cluster.api, objects)
-    after = [
-        cluster.api.get(path_of(cluster.api, one))["metadata"]["generation"]
-        for one in objects
-        if "spec" in one
-    ]
-    assert after == before
+    assert [cluster.api.get(path)["metadata"]["generation"] for path in paths] == before
 
 
 def test_check_says_whether_the_api_server_can_serve_claims(cluster, tmp_path: Path):
     """With no rights but those that every account has."""
-    cluster.api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "nobody"}})
-    kubeconfig = cluster.use_identity("nobody", cluster.token("default", "nobody"))
-    command = [sys.executable, "-m", "gpupack", "node", "--check", "--serve=dra", "--output=json"]
-    command += ["--gpus=simulated", "--profile=2xt4", f"--kubeconfig={kubeconfig}", f"--cdi-dirs={tmp_path}"]
-    command += [f"--kubelet-dir={cluster.host.kubelet_dir}"]
+    command = ["node", "--check", "--serve=dra", "--output=json", "--gpus=simulated", "--profile=2xt4"]
+    command += [f"--cdi-dirs={tmp_path}", f"--kubelet-dir={cluster.host.kubelet_dir}"]
     command += [f"--device-plugin-dir={cluster.host.device_plugin_dir}"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+    done = run_gpupack(cluster.make_account("nobody"), *command)
     (claims,) = [each for each in json.loads(done.stdout) if each["what"] == "claims (--serve dra)"]
     version = cluster.api.get("/version")
     if version["minor"] in {"34", "35"}:
@@ -196,13 +184,11 @@ def test_pods_that_forget_the_scheduler_wait_instead_of_failing(cluster):
     cluster.wait_used([0, 0])
 
 
-def test_a_pod_that_was_refused_on_old_news_is_tried_again(cluster, tmp_path):
+def test_a_pod_that_was_refused_on_old_news_is_tried_again(cluster):
     """kube-scheduler reads of the free card first, asks, is refused, and sees no change after that."""
     link = SlowLink(cluster.control.url)
-    account = json.loads(cluster.use_identity(SCHEDULER, cluster.token(NAMESPACE, SCHEDULER)).read_text())
-    account["clusters"][0]["cluster"]["server"] = link.url
-    lagging = tmp_path / "kubeconfig"
-    lagging.write_text(json.dumps(account))
+    token = cluster.token(NAMESPACE, SCHEDULER)
+    lagging = cluster.control.write_kubeconfig("lagging", token, link.url)
     cluster.extender.kill()
     cluster.extender.flags = ["--kubeconfig", str(lagging)]
     try:
@@ -227,7 +213,7 @@ def test_a_pod_that_was_refused_on_old_news_is_tried_again(cluster, tmp_path):
 
         until(is_free, "the card is free")
         until(lambda: filter_calls(cluster) > asked, "kube-scheduler asks and is refused")
-        holds_for(lambda: not cluster.pod("waits")["spec"].get("nodeName"), "it waits", 1)
+        holds_for(lambda: not cluster.node_of("waits"), "it waits", 1)
         link.flow()
         cluster.wait_running("waits")
     finally:
@@ -256,7 +242,7 @@ def test_a_daemon_sets_pod_gets_the_schedulers_name_as_well(cluster):
     # Deleted with pods, its controller may make another one before it hears of it.
     nowhere = {"spec": {"template": {"spec": {"nodeSelector": {HOST: "nowhere"}}}}}
     cluster.api.merge(f"{path}/everywhere", nowhere)
-    until(lambda: not cluster.api.get(PODS)["items"], "the pod gone")
+    until(lambda: not cluster.api.names(PODS), "the pod gone")
     cluster.api.delete(f"{path}/everywhere")
     cluster.wait_used([0, 0])
 
@@ -273,15 +259,9 @@ def test_a_selector_that_no_card_matches_is_told_with_the_models_that_there_are(
 def test_a_cordon_of_a_card_that_the_node_does_not_have_is_told(cluster):
     path = f"/api/v1/nodes/{cluster.node_name}"
     cluster.api.merge(path, {"metadata": {"annotations": {"gpupack.io/cordon": "GPU-of-another-node"}}})
-
-    def told() -> list[str]:
-        query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={cluster.node_name}"}
-        events = cluster.api.get("/api/v1/namespaces/default/events", **query)["items"]
-        return [event["message"] for event in events if event["reason"] == "InvalidCordon"]
-
-    (message,) = until(told, "the event of the node")
+    (message,) = until(lambda: node_events(cluster, "InvalidCordon"), "the event of the node")
     assert '"GPU-of-another-node", no card of this node; allowed: "GPU-00000000-0000-' in message
-    assert "gpupack_node_unknown_cordoned_cards 1.0" in cluster.daemon.http("/metrics")
+    assert cluster.daemon.metric("gpupack_node_unknown_cordoned_cards") == 1
     cluster.api.merge(path, {"metadata": {"annotations": {"gpupack.io/cordon": None}}})
 
 
@@ -351,12 +331,8 @@ def test_daemon_evicts_where_it_may_and_by_uid_only(cluster, node_daemon):
     with pytest.raises(ApiError) as error:
         node_daemon.post(path, eviction(uid))
     assert "cannot create resource" in error.value.message
-    added = [
-        one
-        for one in build(MANIFESTS / "base", MANIFESTS / "components" / "evict-over-use")
-        if one["metadata"]["name"] == "gpupack-node-evict"
-    ]
-    apply_all(cluster.api, added)
+    component = build(MANIFESTS / "base", MANIFESTS / "components" / "evict-over-use")
+    apply_all(cluster.api, named(component, "gpupack-node-evict"))
     assert "must name the UID" in until(lambda: denied(node_daemon, path, eviction(None)), "right to evict")
     with pytest.raises(ApiError) as error:
         node_daemon.post(path, eviction("another"))

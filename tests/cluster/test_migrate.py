@@ -27,7 +27,7 @@ ASKS = {"cpu": "2", "nvidia.com/gpu": "2", "nvidia.com/gpumem": "8192"}
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Any) -> Cluster:
     """Etcd and the API server alone: nothing makes pods of what is stored."""
-    made: Cluster = make_cluster(with_node=False, start=lambda each: each.control.start_without_controllers())
+    made: Cluster = make_cluster(with_node=False, start=Cluster.start_api_server)
     return made
 
 

@@ -80,6 +80,11 @@ def create(cluster: Cluster, name: str, group: str) -> None:
     cluster.create(pod)
 
 
+def create_group(cluster: Cluster, name: str, members: int) -> None:
+    kind = {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup"}
+    cluster.api.post(GROUPS, {**kind, "metadata": {"name": name}, "spec": {"minMember": members}})
+
+
 @pytest.mark.telling
 def test_pods_of_a_group_go_together_once_it_says_how_many(
     cluster: Cluster, running: QueueController
@@ -90,8 +95,7 @@ def test_pods_of_a_group_go_together_once_it_says_how_many(
         lambda: ["not known" in pod["message"] for pod in running.status()["pods"]] == [True, True],
         "both wait for their PodGroup",
     )
-    body = {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": {"name": "train"}}
-    cluster.api.post(GROUPS, {**body, "spec": {"minMember": 3}})
+    create_group(cluster, "train", 3)
     until(
         lambda: (
             [pod["message"] for pod in running.status()["pods"]] == ["2 of 3 pods of its gang are ready"] * 2
@@ -107,11 +111,9 @@ def test_pods_of_a_group_go_together_once_it_says_how_many(
 def test_the_dashboard_knows_groups_by_the_rights_of_its_manifests(cluster: Cluster) -> None:
     apply_rights(cluster.api, COMPONENTS / "dashboard")
     kubeconfig = cluster.use_identity("dashboard", cluster.token("gpupack-system", "gpupack-dashboard"))
-    pod = w.pod("wide-0", w.container(gib=4), schedulingGates=[{"name": "example.com/held"}])
-    pod["metadata"]["labels"] = {GROUP_LABELS[0]: "wide"}
-    cluster.create(pod)
-    body = {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": {"name": "wide"}}
-    cluster.api.post(GROUPS, {**body, "spec": {"minMember": 9}})
+    gates, labels = [{"name": "example.com/held"}], {GROUP_LABELS[0]: "wide"}
+    cluster.create(w.pod("wide-0", w.container(gib=4), labels=labels, schedulingGates=gates))
+    create_group(cluster, "wide", 9)
     dashboard = Dashboard(kubeconfig, cluster.home, *free_ports(1))
     dashboard.start()
     try:

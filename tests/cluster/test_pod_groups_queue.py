@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from allocator.names import QUEUE_GATE, QUEUE_NAME
+from tests.cluster.batch_builders import bound
 from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, binaries, until, versions
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import add_priority_class
-from tests.cluster.harness.cluster import PODS, publish_node
+from tests.cluster.harness.cluster import publish_node
 from tests.cluster.harness.daemons import QueueController, run_gpupack
 from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_rights
 from tests.cluster_builders import node_object
@@ -51,15 +52,12 @@ def create_group(cluster: Cluster, name: str, min_count: int) -> None:
 def create_pod(cluster: Cluster, name: str, gib: int = 5, *gates: str, **more: Any) -> None:
     group = {"podGroupName": name.partition("-")[0]}
     spec = {"schedulingGroup": group, "schedulingGates": [{"name": gate} for gate in gates], **more}
-    pod = w.pod(name, w.container(gib=gib), **spec)
-    if QUEUE_GATE in gates:
-        pod["metadata"]["labels"] = {QUEUE_NAME: "a"}
-    cluster.api.post(PODS, pod)
+    labels = {QUEUE_NAME: "a"} if QUEUE_GATE in gates else {}
+    cluster.create(w.pod(name, w.container(gib=gib), labels=labels, **spec))
 
 
 def list_bound(cluster: Cluster) -> set[str]:
-    pods = cluster.api.get(PODS)["items"]
-    return {pod["metadata"]["name"] for pod in pods if pod["spec"].get("nodeName")}
+    return {pod["metadata"]["name"] for pod in bound(cluster, "")}
 
 
 def why(cluster: Cluster, pod: str) -> str:
@@ -90,7 +88,7 @@ def test_groups_go_whole_as_their_quota_allows(cluster: Cluster, running: QueueC
     )
     assert "is held by scheduling gate gpupack.io/queue" in why(cluster, f"{waits}-free")
     for name in list_bound(cluster):
-        cluster.api.delete(f"{PODS}/{name}", grace_s=0)
+        cluster.delete(name, wait=False)
     until(lambda: list_bound(cluster) == groups[waits], "the other one is bound")
 
 

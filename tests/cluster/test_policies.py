@@ -124,15 +124,12 @@ def variance(values: Sequence[Fraction]) -> Fraction:
 
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Any) -> Cluster:
-    cluster: Cluster = make_cluster(
-        with_node=False, start=lambda cluster: cluster.control.start_without_controllers()
-    )
+    cluster: Cluster = make_cluster(with_node=False, start=Cluster.start_api_server)
     for name, (cpu, memory, used) in NODES.items():
         publish_node(cluster.api, node_object(name, (CARD,) * CARDS, used, models=(MODEL,) * CARDS))
         limits = {"cpu": cpu, "memory": f"{memory}Gi"}
-        filler = workload.pod(f"filler-{name}", workload.container(limits=limits), nodeName=name)
-        filler["metadata"]["labels"] = {"part": "filler"}
-        cluster.create(filler)
+        fills, labels = workload.container(limits=limits), {"part": "filler"}
+        cluster.create(workload.pod(f"filler-{name}", fills, labels=labels, nodeName=name))
     cluster.control.configure_scheduler(cluster.extender.url)
     cluster.control.start_scheduler()
     return cluster
@@ -160,7 +157,7 @@ def start(cluster: Cluster) -> Iterator[Callable[..., Extender]]:
 
 def delete_all(cluster: Cluster) -> None:
     cluster.api.call("DELETE", PODS, query={"labelSelector": "part!=filler", "gracePeriodSeconds": 0})
-    until(lambda: len(cluster.api.get(PODS)["items"]) == len(NODES), "only the fillers left")
+    until(lambda: len(cluster.api.names(PODS)) == len(NODES), "only the fillers left")
     # Every node's daemon says that it knows.
     holds = dump_holds(Holds(int(cluster.api.get(PODS)["metadata"]["resourceVersion"]), frozenset()))
     for name in NODES:
@@ -169,14 +166,13 @@ def delete_all(cluster: Cluster) -> None:
 
 def wait_nothing_assumed(extender: Extender) -> None:
     """Return once the extender counts no pod beside what the nodes publish."""
-    wanted = 'gpupack_scheduler_gpu_memory_bytes{kind="assumed"} 0.0'
-    until(lambda: wanted in extender.http("/metrics").splitlines(), "nothing assumed")
+    assumed = 'gpupack_scheduler_gpu_memory_bytes{kind="assumed"}'
+    until(lambda: extender.metric(assumed) == 0, "nothing assumed")
 
 
 def wait_cached(extender: Extender, pods: int) -> None:
     """Return once the extender knows of so many pods."""
-    wanted = f"gpupack_scheduler_pods {float(pods)}"
-    until(lambda: wanted in extender.http("/metrics").splitlines(), f"{pods} pods in the extender's cache")
+    until(lambda: extender.metric("gpupack_scheduler_pods") == pods, f"{pods} pods in the extender's cache")
 
 
 def create(cluster: Cluster, name: str, request: Request, policy: str | None = None) -> None:
@@ -297,7 +293,8 @@ def test_a_pod_s_own_preferences_are_not_outvoted(cluster: Cluster, start: Any) 
             "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}
         }
         cluster.create(pod)
-        assert until(lambda n=name: cluster.pod(n)["spec"].get("nodeName"), f"{name} bound") == node
+        cluster.wait_bound(name)
+        assert cluster.node_of(name) == node
 
 
 def test_weighted_balance_counts_pods_that_could_not_be_placed(cluster: Cluster, start: Any) -> None:

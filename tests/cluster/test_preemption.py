@@ -15,7 +15,6 @@ from tests.cluster.harness.manifests import MANIFESTS, apply_rights
 from tests.cluster.harness.recording_extender import RecordingExtender
 from tests.cluster_builders import node_object, uuid
 
-BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 NODE = "fake"
 RUNNING = {"a": (0, 1), "b": (1, 1), "c": (0, 5), "d": (1, 4)}
 """Card and priority of four pods of 4 GiB on two cards of 8 GiB."""
@@ -24,9 +23,7 @@ RUNNING = {"a": (0, 1), "b": (1, 1), "c": (0, 5), "d": (1, 4)}
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Any) -> Cluster:
     """A cluster without kube-scheduler so far."""
-    cluster: Cluster = make_cluster(
-        with_node=False, start=lambda cluster: cluster.control.start_without_controllers()
-    )
+    cluster: Cluster = make_cluster(with_node=False, start=Cluster.start_api_server)
     api = cluster.api
     for priority in (1, 2, 3, 4, 5, 10, 20):
         add_priority_class(cluster, f"p{priority}", priority)
@@ -56,11 +53,8 @@ def schedule_with(cluster: Cluster, extender_url: str) -> None:
 def run(api: Api, node: str, name: str, card: int, priority: int, **labels: str) -> str:
     """A pod that runs, on its card; returns its UID."""
     assigned = {POD_ASSIGNED: json.dumps({"main": [[uuid(node, card), 4]]})}
-    container = workload.container(gib=4)
-    made = workload.pod(
-        name, container, annotations=assigned, nodeName=node, priorityClassName=f"p{priority}"
-    )
-    made["metadata"]["labels"] = labels
+    spec = {"nodeName": node, "priorityClassName": f"p{priority}"}
+    made = workload.pod(name, workload.container(gib=4), labels=labels, annotations=assigned, **spec)
     return str(api.post(PODS, made)["metadata"]["uid"])
 
 
@@ -90,11 +84,8 @@ def wait_preempted(cluster: Cluster, victim: str, node: str) -> None:
     """
 
     def preempted() -> bool:
-        found = cluster.api.get(
-            "/api/v1/namespaces/default/events",
-            fieldSelector=f"reason=Preempted,involvedObject.name={victim}",
-        )
-        return any(each["message"].endswith(f" on node {node}") for each in found["items"])
+        found = cluster.find_events("reason=Preempted", f"involvedObject.name={victim}")
+        return any(each["message"].endswith(f" on node {node}") for each in found)
 
     until(preempted, f"an event that {victim} was preempted on {node}")
 
@@ -105,12 +96,6 @@ def names(api: Api) -> set[str]:
 
 def gone(item: Any) -> bool:
     return "deletionTimestamp" in item["metadata"]
-
-
-def refusal(api: Api, name: str) -> str:
-    """What kube-scheduler says of a pod that it found no node for; empty before."""
-    conditions = api.get(f"{PODS}/{name}")["status"].get("conditions", [])
-    return next((each["message"] for each in conditions if each["type"] == "PodScheduled"), "")
 
 
 @pytest.fixture
@@ -132,7 +117,7 @@ def test_kube_scheduler_itself_sees_no_need_on_a_fragmented_node(
     before = names(api)
     schedule_with(cluster, refuser.url)
     api.post(PODS, workload.pod("alone", workload.container(gib=8), priorityClassName="p10"))
-    said = until(lambda: refusal(api, "alone"), "the pod refused")
+    said = until(lambda: cluster.scheduled("alone").get("message", ""), "the pod refused")
     cluster.control.kill("kube-scheduler")
     assert 'expected at least one victim pod on node "n1"' in said
     assert refuser.asked == {"/filter"}
@@ -143,12 +128,8 @@ def test_kube_scheduler_itself_sees_no_need_on_a_fragmented_node(
 @pytest.mark.telling
 def test_a_pod_gets_a_card_of_a_fragmented_node(scheduled: Cluster) -> None:
     api = scheduled.api
-    budget = {
-        "metadata": {"name": "guarded"},
-        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "guarded"}}},
-    }
     # No controller computes its status here, so no disruption is allowed.
-    api.post(BUDGETS, budget)
+    scheduled.make_budget("guarded", {"app": "guarded"}, maxUnavailable=0)
     before = names(api)
     api.post(PODS, workload.pod("needy", workload.container(gib=8), priorityClassName="p10"))
     until(lambda: len(names(api)) == len(before), "a victim evicted")
@@ -156,14 +137,13 @@ def test_a_pod_gets_a_card_of_a_fragmented_node(scheduled: Cluster) -> None:
     assert names(api) == before - {"cheap"} | {"needy"}
     until(lambda: api.get(f"{PODS}/needy")["status"].get("nominatedNodeName") == "n1", "its node kept")
     publish(api, "n1", (4, 0), [api.get(f"{PODS}/guarded")["metadata"]["uid"]])
-    until(lambda: api.get(f"{PODS}/needy")["spec"].get("nodeName"), "the pod bound")
+    scheduled.wait_bound("needy")
     annotations = api.get(f"{PODS}/needy")["metadata"]["annotations"]
     assert json.loads(annotations[POD_ASSIGNED]) == {"main": [[uuid("n1", 1), 8]]}
     scheduled.wait_event("needy", "Nominated: Keeping GPU memory on node n1 for it: evicting default/cheap")
 
     def preempted() -> list[str]:
-        found = api.get("/api/v1/namespaces/default/events", fieldSelector="reason=Preempted")["items"]
-        return [each["involvedObject"]["name"] for each in found]
+        return [each["involvedObject"]["name"] for each in scheduled.find_events("reason=Preempted")]
 
     until(lambda: preempted() == ["cheap"], "the event of the victim")
     assert names(api) == before - {"cheap"} | {"needy"}
@@ -181,7 +161,7 @@ def test_victims_are_those_that_share_a_card(scheduled: Cluster) -> None:
     assert names(api) == before | {"a", "c", "urgent"}
     wait_preempted(scheduled, "b", NODE)
     publish(api, NODE, (8, 0), [api.get(f"{PODS}/{name}")["metadata"]["uid"] for name in ("a", "c")])
-    until(lambda: api.get(f"{PODS}/urgent")["spec"].get("nodeName"), "the pod bound")
+    scheduled.wait_bound("urgent")
     annotations = api.get(f"{PODS}/urgent")["metadata"]["annotations"]
     assert json.loads(annotations[POD_ASSIGNED]) == {"main": [[uuid(NODE, 1), 8]]}
 
@@ -191,19 +171,13 @@ def test_where_evicting_frees_no_card_nobody_is_evicted(scheduled: Cluster) -> N
     before = names(api)
     # The 16 GiB of both cards would do, 12 GiB of one card are not there.
     api.post(PODS, workload.pod("large", workload.container(gib=12), priorityClassName="p20"))
-    assert "0/3 nodes are available" in until(lambda: refusal(api, "large"), "the pod refused")
+    until(lambda: "0/3 nodes are available" in scheduled.scheduled("large").get("message", ""), "refused")
     assert names(api) == before | {"large"}
 
 
 def test_a_guarded_pod_is_spared_where_others_will_do(scheduled: Cluster) -> None:
     api = scheduled.api
-    api.post(
-        BUDGETS,
-        {
-            "metadata": {"name": "kept"},
-            "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "kept"}}},
-        },
-    )
+    scheduled.make_budget("kept", {"app": "kept"}, maxUnavailable=0)
     running = {"x": (1, 1), "w": (1, 3), "z": (2, 1), "v": (2, 4)}
     held = [run(api, "n4", name, *where) for name, where in running.items()]
     held += [run(api, "n4", name, 0, 1, app="kept") for name in ("kept1", "kept2")]

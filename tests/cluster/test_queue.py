@@ -12,30 +12,27 @@ import pytest
 from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, dra, kueue, until
 from tests.cluster.harness import workload as w
-from tests.cluster.harness.admission import wait_quota
-from tests.cluster.harness.cluster import PODS
-from tests.cluster.harness.controlplane import ADMIN_TOKEN
+from tests.cluster.harness.admission import refused_patch, wait_quota
+from tests.cluster.harness.cluster import BUDGETS, PODS, account
+from tests.cluster.harness.controlplane import ADMIN_TOKEN, PERCENT
 from tests.cluster.harness.daemons import REPOSITORY, QueueController
-from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, apply_rights, build, path_of
+from tests.cluster.harness.manifests import (
+    COMPONENTS,
+    MANIFESTS,
+    apply_all,
+    apply_rights,
+    build,
+    named,
+    path_of,
+)
 from tests.cluster.harness.polling import holds_for
-from tests.cluster.harness.rest import MERGE_PATCH, Api, ApiError
+from tests.cluster.harness.rest import JSON_PATCH, Api, ApiError
 from tests.yaml_text import read_yaml
 
 GATE = "gpupack.io/queue"
 QUEUE_NAME = "gpupack.io/queue-name"
 REQUEUED = "gpupack.io/requeued"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-JSON_PATCH = "application/json-patch+json"
-USER: list[dict[str, Any]] = [
-    {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "user", "namespace": "default"}},
-    {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": "user", "namespace": "default"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"},
-        "subjects": [{"kind": "ServiceAccount", "name": "user", "namespace": "default"}],
-    },
-]
 TWO = "queues: [{name: a, weight: 3}, {name: b}]\n"
 
 
@@ -52,8 +49,7 @@ def running(shared: Cluster, start_queue: StartQueue) -> QueueController:
     apply_rights(shared.api, COMPONENTS / "queue")
     if shared.serves_claims:
         of_claims = build(COMPONENTS / "dra")
-        view = [each for each in of_claims if each["metadata"]["name"] == "gpupack-claims-view"]
-        apply_all(shared.api, view)
+        apply_all(shared.api, named(of_claims, "gpupack-claims-view"))
     return start_queue(shared, TWO, "--leader-elect", "--lease-namespace", "gpupack-system")
 
 
@@ -108,10 +104,7 @@ def test_what_a_claim_has_counts_in_the_quota_of_its_pods_queue(
     running.config.write_text("queues: [{name: a, nominalQuota: 8}, {name: b}]\n")
     until(lambda: [queue["nominal"] for queue in running.status()["queues"]] == [8, None], "the quota")
     cluster.api.post(dra.CLAIMS, dra.claim("six", 6))
-    by_claim = dra.claim_pod("by-claim", "six")
-    by_claim["metadata"]["labels"] = {QUEUE_NAME: "a"}
-    cluster.create(by_claim)
-    cluster.wait_running("by-claim")
+    cluster.run(dra.claim_pod("by-claim", "six", labels={QUEUE_NAME: "a"}))
     until(lambda: used(running) == 6, "the claim in the quota")
     cluster.create(w.gated("waits", 4))
     why = "it needs 4 units; queue a uses 6 units, 6 of them by claims, of its quota of 8"
@@ -160,7 +153,7 @@ def test_batch_mode_fixes_the_node_and_a_restart_loses_nothing(
     for name in released:
         cluster.wait_running(name)
         terms = cluster.pod(name)["spec"]["affinity"]["nodeAffinity"]
-        (term,) = terms["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        (term,) = terms[REQUIRED]["nodeSelectorTerms"]
         assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]
     running.start(ready=False)
     running.wait_ready()
@@ -276,7 +269,9 @@ def test_batch_mode_names_the_node_in_every_form_of_affinity(
 @pytest.mark.telling
 def test_a_released_pod_keeps_the_label_of_its_queue(cluster: Cluster, running: QueueController) -> None:
     """And one that waits keeps its gate, for whoever has the role `edit`: else quotas could be escaped."""
-    apply_all(cluster.api, [*policies_of("Validating"), *USER])
+    apply_all(cluster.api, policies_of("Validating"))
+    cluster.make_account("user")
+    cluster.grant_role("ClusterRole", "edit", "default", account("user"))
     user = cluster.api.as_user(cluster.token("default", "user"))
     cluster.create(w.gated("waits", 2, "later"))
     cluster.create(w.gated("released", 2, "a"))
@@ -285,29 +280,19 @@ def test_a_released_pod_keeps_the_label_of_its_queue(cluster: Cluster, running: 
     cluster.create(marked)
     until(lambda: not wears_gate(cluster, "released"), "its release")
 
-    def labels(name: str, queue: str | None, api: Api = user, **more: str) -> None:
-        body = {"metadata": {"labels": {QUEUE_NAME: queue, **more}}}
-        api.call("PATCH", f"{PODS}/{name}", body, content_type=MERGE_PATCH, query={"dryRun": "All"})
-
-    def is_denied(name: str, queue: str | None) -> str:
-        try:
-            labels(name, queue)
-        except ApiError as error:
-            return error.message
-        return ""
+    def denied(name: str, queue: str | None, api: Api = user, **more: str) -> str:
+        return refused_patch(api, name, {"metadata": {"labels": {QUEUE_NAME: queue, **more}}})
 
     stays = 'label gpupack.io/queue-name of pod default/released stays "a"'
-    until(lambda: stays in is_denied("released", "b"), "the policy in force")
-    assert is_denied("released", None)
-    labels("released", "a", mine="1")
-    labels("waits", "b")
-    labels("marked", "b")
-    labels("released", "b", cluster.api)
+    until(lambda: stays in denied("released", "b"), "the policy in force")
+    assert denied("released", None)
+    assert denied("released", "a", mine="1") == ""
+    assert denied("waits", "b") == denied("marked", "b") == denied("released", "b", cluster.api) == ""
     ungate = [{"op": "remove", "path": "/spec/schedulingGates"}]
     with pytest.raises(ApiError, match=r"scheduling gate .* stays: the queue takes it away"):
         user.call("PATCH", f"{PODS}/waits", ungate, content_type=JSON_PATCH)
     cluster.create(w.pod("unqueued", w.container(gib=2), schedulerName="none"))
-    assert "stays absent" in is_denied("unqueued", "b"), "nor can the quota of others be used up"
+    assert "stays absent" in denied("unqueued", "b"), "nor can the quota of others be used up"
     delete_policies(cluster, "Validating")
 
 
@@ -317,28 +302,15 @@ def test_the_policy_puts_the_gate_on_pods_of_a_queue(cluster: Cluster, running: 
     if cluster.api.get("/version")["minor"] in {"34", "35"}:
         pytest.skip("MutatingAdmissionPolicy is not on by default here")
     apply_all(cluster.api, policies_of("Mutating"))
-    labelled = w.pod("labelled", w.container(gib=3))
-    labelled["metadata"]["labels"] = {QUEUE_NAME: "a"}
-
-    def puts_it_on() -> bool:
-        made = cluster.api.post("/api/v1/namespaces/default/pods", labelled, dryRun="All")
-        return bool(made["spec"].get("schedulingGates") == [{"name": GATE}])
-
-    until(puts_it_on, "the policy in force")
-    cluster.create(labelled)
-    cluster.wait_running("labelled")
-    plain = w.pod("plain", w.container(gib=3))
-    plain = cluster.api.post("/api/v1/namespaces/default/pods", plain, dryRun="All")
-    assert not plain["spec"].get("schedulingGates")
-    share = w.pod("share", w.container(gib=3))
-    share["metadata"]["labels"] = {QUEUE_NAME: "a"}
-    share["spec"]["containers"][0]["resources"] = {"limits": {"gpupack.io/gpu-percent": "50"}}
-    share = cluster.api.post("/api/v1/namespaces/default/pods", share, dryRun="All")
-    assert share["spec"]["schedulingGates"] == [{"name": GATE}]
+    labelled = w.queued("labelled", 3)
+    until(lambda: _born(cluster, labelled)[0] == [{"name": GATE}], "the policy in force")
+    cluster.run(labelled)
+    assert not _born(cluster, w.pod("plain", w.container(gib=3)))[0]
+    share = w.pod("share", w.container(limits={PERCENT: 50}), labels={QUEUE_NAME: "a"})
+    assert _born(cluster, share)[0] == [{"name": GATE}]
     space = {"metadata": {"name": "team", "labels": {QUEUE_NAME: "b"}}}
     cluster.api.post("/api/v1/namespaces", space)
-    pod = w.pod("inside", w.container(gib=3))
-    pod["metadata"]["namespace"] = "team"
+    pod = w.pod("inside", w.container(gib=3), namespace="team")
     wanted = ([{"name": GATE}], {QUEUE_NAME: "b"})
     until(lambda: _born(cluster, pod) == wanted, "the namespace's queue")
     delete_policies(cluster, "Mutating")
@@ -383,9 +355,8 @@ def test_a_pod_with_kueues_gate_waits_for_both(cluster: Cluster, running: QueueC
         "both", "Refused"
     )
     assert cluster.pod("both")["spec"]["schedulingGates"] == [{"name": GATE}, kueue.GATE]
-    other = w.pod("kueues", w.container(gib=3), schedulingGates=[kueue.GATE])
-    other["metadata"]["labels"] = {kueue.QUEUE_NAME: "user-queue"}
-    cluster.create(other)
+    labels = {kueue.QUEUE_NAME: "user-queue"}
+    cluster.create(w.pod("kueues", w.container(gib=3), labels=labels, schedulingGates=[kueue.GATE]))
     patch = [
         {"op": "test", "path": "/spec/schedulingGates/1/name", "value": kueue.GATE["name"]},
         {"op": "remove", "path": "/spec/schedulingGates/1"},
@@ -422,7 +393,8 @@ def test_beside_the_real_kueue(cluster: Cluster, running: QueueController) -> No
 
 def _born(cluster: Cluster, pod: dict[str, Any]) -> tuple[Any, Any]:
     """Gates and labels with which the API server would create a pod."""
-    made = cluster.api.post("/api/v1/namespaces/team/pods", pod, dryRun="All")
+    path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
+    made = cluster.api.post(path, pod, dryRun="All")
     return made["spec"].get("schedulingGates"), made["metadata"].get("labels")
 
 
@@ -439,11 +411,10 @@ def delete_policies(cluster: Cluster, prefix: str) -> None:
 @contextmanager
 def protected(cluster: Cluster, labels: dict[str, str]) -> Iterator[None]:
     """A PodDisruptionBudget that allows no eviction of one pod."""
-    path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
-    spec = {"minAvailable": 1, "selector": {"matchLabels": labels}}
-    cluster.api.post(path, {"metadata": {"name": "none"}, "spec": spec})
+    cluster.make_budget("none", labels, minAvailable=1)
+    path = f"{BUDGETS}/none"
     try:
-        until(lambda: cluster.api.get(f"{path}/none")["status"].get("currentHealthy") == 1, "it counts")
+        until(lambda: cluster.api.get(path)["status"].get("currentHealthy") == 1, "it counts")
         yield
     finally:
-        cluster.api.delete(f"{path}/none")
+        cluster.api.delete(path)

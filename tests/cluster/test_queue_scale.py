@@ -7,11 +7,12 @@ import pytest
 
 from allocator.names import POD_ASSIGNED, QUEUE_NAME
 from allocator.records import load_assigned
-from benchmarks.throughput import CARD_GIB, REQUESTS_GIB, fake_node, in_parallel
+from benchmarks.throughput import CARD_GIB, REQUESTS_GIB, in_parallel
+from tests.cluster.batch_builders import bound, start_fleet
 from tests.cluster.conftest import StartQueue
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
-from tests.cluster.harness.cluster import NODES, PODS
+from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import RESOURCE
 from tests.cluster.harness.daemons import QueueController
 
@@ -32,8 +33,7 @@ NO_SUCH_POD = {
 def begin(cluster: Cluster) -> None:
     """Start all but what would miss the nodes' kubelets."""
     cluster.control.configure_scheduler(cluster.extender.url)
-    cluster.control.start_without_controllers()
-    in_parallel(COUNT, lambda index: cluster.api.post(NODES, fake_node(index)))
+    start_fleet(cluster, COUNT)
     cluster.extender.start()
     cluster.control.start_scheduler()
 
@@ -54,10 +54,6 @@ def units(pod: dict[str, Any]) -> int:
     return int(pod["spec"]["containers"][0]["resources"]["limits"][RESOURCE])
 
 
-def bound(fleet: Cluster) -> list[dict[str, Any]]:
-    return [pod for pod in fleet.api.get(PODS)["items"] if "nodeName" in pod["spec"]]
-
-
 def test_what_kube_scheduler_refuses_gives_its_room_back_and_those_like_it_wait(
     fleet: Cluster, queue: QueueController
 ) -> None:
@@ -76,7 +72,7 @@ def test_what_kube_scheduler_refuses_gives_its_room_back_and_those_like_it_wait(
     fleet.create(w.gated("like-it", 80, "b", affinity=NO_SUCH_POD))
     until(lambda: _why(queue, "like-it").startswith("HeldBack"), "it is held back")
     fleet.create(w.gated("other", 79, "b"))
-    until(lambda: "nodeName" in fleet.pod("other")["spec"], "another one goes")
+    fleet.wait_bound("other")
 
 
 def _why(queue: QueueController, name: str) -> str:
@@ -94,21 +90,21 @@ def test_hundreds_of_nodes_and_pods_and_a_restart_in_between(fleet: Cluster, que
         born[pod["metadata"]["name"]] = fleet.api.post(PODS, pod)
 
     in_parallel(400, create)
-    until(lambda: len(bound(fleet)) > 1, "the first")
+    until(lambda: len(bound(fleet, "")) > 1, "the first")
     queue.kill()
     queue.start()
 
     def all_that_may() -> bool:
         waiting = [pod for pod in queue.status()["pods"] if pod["name"] in born]
         assert {pod["reason"] for pod in waiting} == {"Quota"}, f"{len(waiting)} wait"
-        found = [pod for pod in bound(fleet) if pod["metadata"]["name"] in born]
+        found = [pod for pod in bound(fleet, "") if pod["metadata"]["name"] in born]
         assert len(found) + len(waiting) == len(born), f"{len(found)} bound, {len(waiting)} wait"
         return True
 
     until(all_that_may, "all that may go", 180, every_s=0.5)
     on_cards: Counter[str] = Counter()
     of_queue: Counter[str] = Counter()
-    for pod in bound(fleet):
+    for pod in bound(fleet, ""):
         of_queue[pod["metadata"]["labels"][QUEUE_NAME]] += units(pod)
         for shares in load_assigned(pod["metadata"]["annotations"][POD_ASSIGNED]).values():
             on_cards.update(dict(shares))

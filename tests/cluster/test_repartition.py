@@ -13,6 +13,7 @@ from tests.cluster.harness.dra import (
     cdi_files,
     claim,
     claim_pod,
+    on_card,
     slices,
     start_with_claims,
 )
@@ -28,6 +29,13 @@ def profile(instances: list[str]) -> dict:
     made = w.cards(CARD, 8192, name="NVIDIA H100 80GB HBM3")
     made["devices"][0]["mig"] = instances
     return made
+
+
+def instances_before() -> list[str]:
+    """The UUIDs of the instances of `BEFORE`."""
+    instances = parse_profile("t", yaml.safe_dump(profile(BEFORE))).cards[0].instances
+    assert instances is not None
+    return [instance.uuid for instance in instances]
 
 
 def on(uuid: str) -> dict[str, str]:
@@ -47,9 +55,7 @@ def cluster(make_cluster) -> Cluster:
 
 def test_instances_change_while_pods_run(cluster):
     cluster.change_cards(profile(BEFORE))
-    instances = parse_profile("t", yaml.safe_dump(profile(BEFORE))).cards[0].instances
-    assert instances is not None
-    stays, goes = (instance.uuid for instance in instances)
+    stays, goes = instances_before()
     for name, gib, uuid in (("stays", 30, stays), ("goes", 20, goes)):
         cluster.run(w.pod(name, w.container(gib=gib), annotations=on(uuid)))
     cluster.wait_used([30, 20, 0])
@@ -74,21 +80,19 @@ def test_instances_change_while_pods_run(cluster):
     # The kubelet restarts, asks for nothing that is gone, and all pods run on.
     cluster.host.restart_kubelet()
     cluster.wait_used([40, 20, 10, 0])
-    assert cluster.pod("stays")["status"]["phase"] == "Running"
+    assert cluster.phase("stays") == "Running"
 
 
 @pytest.mark.nightly
 def test_with_dra_instances_change_while_pods_run(make_cluster):
     """A slice tells instances from whole cards; whoever has an instance that is gone can still end."""
     cluster: Cluster = make_cluster(profile(BEFORE), start=start_with_claims)
-    instances = parse_profile("t", yaml.safe_dump(profile(BEFORE))).cards[0].instances
-    assert instances is not None
-    stays, goes = (instance.uuid for instance in instances)
-    attributes = f'device.attributes["{DRIVER}"]'
+    stays, goes = instances_before()
+    kind = f'device.attributes["{DRIVER}"].type'
     wanted = {
-        "whole": (8, f'{attributes}.type == "gpu"'),
-        "stays": (30, f'{attributes}.type == "mig" && {attributes}.uuid == "{stays}"'),
-        "goes": (20, f'{attributes}.type == "mig" && {attributes}.uuid == "{goes}"'),
+        "whole": (8, f'{kind} == "gpu"'),
+        "stays": (30, f'{kind} == "mig" && {on_card(stays)}'),
+        "goes": (20, f'{kind} == "mig" && {on_card(goes)}'),
     }
     for name, (gib, selector) in wanted.items():
         cluster.api.post(CLAIMS, claim(name, gib, selector))
@@ -109,7 +113,7 @@ def test_with_dra_instances_change_while_pods_run(make_cluster):
     cluster.delete("goes")
     until(lambda: len(cdi_files(cluster)) == 2, "the CDI file of what is gone is gone")
     new = state.cards[1].uuid
-    cluster.api.post(CLAIMS, claim("new", 20, f'{attributes}.uuid == "{new}"'))
+    cluster.api.post(CLAIMS, claim("new", 20, on_card(new)))
     cluster.run(claim_pod("new", "new"))
     assert cluster.environment("new")["NVIDIA_VISIBLE_DEVICES"] == new
     cluster.wait_used([30, 20, 0, 8])

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -26,14 +25,6 @@ def two(cluster) -> dict[str, dict[str, int]]:
     return {name: grants(cluster, name) for name in ("a", "b")}
 
 
-def registered_again(cluster: Cluster, *steps: Callable[[], object]) -> None:
-    """Do something that ends a registration, and wait for the next one."""
-    since = time.time()
-    for step in steps:
-        step()
-    cluster.wait_registered(since)
-
-
 def shown(cluster: Cluster) -> list[NodeRow]:
     """What `gpupack top --pods` shows."""
     return build_rows(asyncio.run(fetch(str(cluster.control.admin_config), pods=True)))
@@ -50,7 +41,7 @@ def only_3_gib_fit(cluster: Cluster) -> None:
 @pytest.mark.telling
 def test_kubelet_restart_with_the_api_server_up(cluster, two):
     with words_never_below(cluster, [5, 5]):
-        registered_again(cluster, cluster.host.restart_kubelet)
+        cluster.register_again(cluster.host.restart_kubelet)
         only_3_gib_fit(cluster)
     assert {name: grants(cluster, name) for name in two} == two
 
@@ -76,7 +67,7 @@ def test_kubelet_restart_with_the_api_server_away(cluster, two):
 
 
 def test_release_after_a_kubelet_restart(cluster, two):
-    registered_again(cluster, cluster.host.restart_kubelet)
+    cluster.register_again(cluster.host.restart_kubelet)
     cluster.delete("a")
     cluster.wait_used([0, 5])
     assert cluster.state().used_by_uuid == two["b"]
@@ -109,7 +100,7 @@ def test_daemon_killed_and_started_again(cluster, two):
 
 def test_daemon_restart_republishes_nothing(cluster, two):
     before = cluster.state()
-    registered_again(cluster, cluster.daemon.kill, cluster.daemon.start)
+    cluster.register_again(cluster.daemon.kill, cluster.daemon.start)
     holds_for(lambda: cluster.state().revision == before.revision, "words not published again", 5)
     assert two
 
@@ -125,7 +116,7 @@ def test_daemon_and_kubelet_killed_together(cluster, two):
     with words_never_below(cluster, [5, 5]):
         cluster.daemon.kill()
         cluster.host.kill_kubelet()
-        registered_again(cluster, lambda: cluster.daemon.start(ready=False), cluster.host.start_kubelet)
+        cluster.register_again(lambda: cluster.daemon.start(ready=False), cluster.host.start_kubelet)
         only_3_gib_fit(cluster)
     assert {name: grants(cluster, name) for name in two} == two
 
@@ -136,8 +127,8 @@ def test_init_container_charge_survives_a_daemon_restart(cluster):
     cluster.run(w.pod("initial", w.container(gib=2), init=[init]))
     cluster.wait_used([6, 0])
     with words_never_below(cluster, cluster.state().used):
-        registered_again(cluster, cluster.daemon.kill, cluster.daemon.start)
-        registered_again(cluster, cluster.host.restart_kubelet)
+        cluster.register_again(cluster.daemon.kill, cluster.daemon.start)
+        cluster.register_again(cluster.host.restart_kubelet)
     cluster.delete("initial")
     cluster.wait_used([0, 0])
 
@@ -168,7 +159,7 @@ def test_extender_away_stops_only_pods_that_ask(cluster):
     cluster.extender.kill()
     cluster.create(w.pod("asking", w.container(gib=3)))
     cluster.run(w.pod("plain", w.container()))
-    assert cluster.pod("asking")["status"]["phase"] == "Pending"
+    assert cluster.phase("asking") == "Pending"
     cluster.extender.start()
     cluster.wait_running("asking")
 
@@ -222,9 +213,7 @@ def test_daemon_restarted_while_the_kubelet_is_frozen(cluster, times):
         # It notices the end of this one as well, and takes the next.
         cluster.daemon.kill()
         until(lambda: cluster.allocatable() == 0, "no units without a daemon")
-        restarted = time.time()
-        cluster.daemon.start(ready=False)
-        cluster.wait_registered(restarted)
+        cluster.register_again(lambda: cluster.daemon.start(ready=False))
     cluster.run(w.pod("one", w.container(gib=5)))
 
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from allocator.names import LEADER_LABEL, QUEUE_GATE, QUEUE_NAME
+from allocator.names import LEADER_LABEL
 from benchmarks.throughput import fake_node
 from tests.cluster.harness import Cluster
 from tests.cluster.harness import workload as w
@@ -140,12 +141,13 @@ class Installed:
         number = next(self._numbers)
         for kind, scheduler in (("joined", DEFAULT), ("queued", DEFAULT), ("own", SCHEDULER)):
             name = f"{kind}-{number}"
-            selector = {"kubernetes.io/hostname": self.cards[scheduler]}
-            made = w.pod(name, w.container(gib=1), schedulerName=scheduler, nodeSelector=selector)
-            made["spec"]["tolerations"] = [{"operator": "Exists"}]
-            if kind == "queued":
-                made["metadata"]["labels"] = {QUEUE_NAME: "default"}
-                made["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
+            spec = {
+                "schedulerName": scheduler,
+                "nodeSelector": {"kubernetes.io/hostname": self.cards[scheduler]},
+                "tolerations": [{"operator": "Exists"}],
+            }
+            queued = kind == "queued"
+            made = w.gated(name, 1, "default", **spec) if queued else w.pod(name, w.container(gib=1), **spec)
             self.cluster.create(made)
 
     def wait(self, probe: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
@@ -221,7 +223,7 @@ def every_pod_runs_and_no_lease_runs_out(installed: Installed) -> Iterator[None]
     for lease, one_by_one in holders.items():
         assert not [pair for pair in pairwise(one_by_one) if all(pair)], f"{lease} was not given up"
     installed.api.delete(PODS, grace_s=0)
-    installed.nodes.until(lambda: not installed.api.get(PODS)["items"], "no pods")
+    installed.nodes.until(lambda: not installed.api.names(PODS), "no pods")
 
 
 @contextmanager
@@ -293,11 +295,8 @@ def test_to_the_commit_before_and_forth_again(installed: Installed, tmp_path: Pa
         installed.apply(at, image=image)
         installed.wait(installed.settled, f"the Deployments of {at} are through")
         installed.wait(installed.leaders, "there is a leader")
-        living = [
-            pod
-            for pod in installed.api.get(SYSTEM_PODS)["items"]
-            if "deletionTimestamp" not in pod["metadata"]
-        ]
+        pods = installed.api.get(SYSTEM_PODS)["items"]
+        living = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
         images = {pod["spec"]["containers"][-1]["image"] for pod in living}
         assert (images == {previous}) is bool(image), images
 
@@ -327,16 +326,12 @@ def test_a_drain_of_a_node(installed: Installed, turn: int) -> None:
     ).most_common()
     path = f"{NODES}/{node}"
     installed.api.merge(path, {"spec": {"unschedulable": True}})
-    pods = installed.api.get(SYSTEM_PODS, fieldSelector=f"spec.nodeName={node}")["items"]
-    assert pods, turn
-    for pod in pods:
-        name = pod["metadata"]["name"]
+    names = partial(installed.api.names, SYSTEM_PODS, fieldSelector=f"spec.nodeName={node}")
+    found = names()
+    assert found, turn
+    for name in found:
         installed.wait(lambda name=name: is_evicted(installed.api, name), f"{name} may be evicted")
-
-    def is_empty() -> bool:
-        return not installed.api.get(SYSTEM_PODS, fieldSelector=f"spec.nodeName={node}")["items"]
-
-    installed.wait(is_empty, f"nothing is left on node {node}")
+    installed.wait(lambda: not names(), f"nothing is left on node {node}")
     installed.wait(installed.settled, "all replicas available")
     installed.wait(installed.leaders, "there is a leader")
     installed.api.merge(path, {"spec": {"unschedulable": None}})

@@ -5,7 +5,6 @@ The pods are the same on nodes of both kinds.
 
 import json
 import subprocess
-import time
 
 import pytest
 
@@ -16,7 +15,8 @@ from deviceplugin.allocation.allocation_service import NOT_OURS
 from tests.cluster.harness import Cluster, dra, older, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import add_priority_class, told, wait_quota
-from tests.cluster.harness.controlplane import COMPUTE, PERCENT, extender_entry
+from tests.cluster.harness.cluster import NODES, write_status
+from tests.cluster.harness.controlplane import COMPUTE, PERCENT, RESOURCE, extender_entry
 from tests.cluster.harness.daemons import GPUPACK, REPOSITORY, run_gpupack
 from tests.cluster.harness.polling import holds_for
 from tests.cluster.harness.rest import ApiError
@@ -74,7 +74,7 @@ def test_fifth_pod_of_3_gib_waits_with_our_reason_and_runs_when_one_leaves(clust
         f"WaitingForCards: 0/1 nodes can take 3 GiB: 1 {NO_ROOM}. "
         f"Largest free card: 2 GiB on node {cluster.host.name}; all cards together: 4 GiB.",
     )
-    holds_for(lambda: cluster.pod("p4")["status"]["phase"] == "Pending", "p4 pending", 3)
+    holds_for(lambda: cluster.phase("p4") == "Pending", "p4 pending", 3)
     leaving = grants(cluster, "p2")
     cluster.delete("p2")
     cluster.wait_running("p4")
@@ -106,7 +106,7 @@ def test_shares_of_compute_are_kept_apart_also_while_the_daemon_is_of_an_older_v
     wait_agree(cluster)
     assert cluster.state().compute == [60, 60]
     no_words = "no compute of its cards published by the node"
-    cluster.api.post("/api/v1/nodes", fake_node(0, compute=False))
+    cluster.api.post(NODES, fake_node(0, compute=False))
     try:
         known = 'gpupack_scheduler_nodes{words="readable"}'
         until(lambda: cluster.extender.metric(known) == 2, "the scheduler knows the older node")
@@ -114,26 +114,22 @@ def test_shares_of_compute_are_kept_apart_also_while_the_daemon_is_of_an_older_v
         short = "no card with 2 GiB and 60 percent of compute free: compute is short"
         cluster.wait_event("third", f"0/2 nodes are available: 1 {short}, 1 {no_words}")
     finally:
-        cluster.api.delete("/api/v1/nodes/node-00000")
+        cluster.api.delete(f"{NODES}/node-00000")
 
-    module, since = cluster.daemon.module, time.time()
+    module = cluster.daemon.module
     cluster.daemon.stop()
     try:
         cluster.daemon.module = older.MODULE
-        cluster.daemon.start()
         # While the Node has no sum of GPU memory kube-scheduler's own check refuses a pod.
-        cluster.wait_registered(since)
+        cluster.register_again(cluster.daemon.start)
         cluster.create(shares("fourth", 10))
         cluster.wait_event("fourth", f"0/1 nodes are available: 1 {no_words}")
         cluster.run(shares("plain", 0))
     finally:
         cluster.daemon.module = module
-    since = time.time()
-    cluster.daemon.kill()
-    cluster.daemon.start()
+    cluster.register_again(cluster.daemon.kill, cluster.daemon.start)
     until(lambda: min(cluster.state().compute) == 60, "what runs is charged as before")
-    cluster.wait_registered(since)
-    assert cluster.pod("third")["status"]["phase"] == "Pending"
+    assert cluster.phase("third") == "Pending"
     add_priority_class(cluster, "urgent", 20)
     cluster.create(shares("urgent", 60, priorityClassName="urgent"))
     cluster.delete("plain")
@@ -202,7 +198,7 @@ def test_who_takes_exactly_what_is_left_has_it_and_not_what_a_share_took(cluster
 
 def test_finished_pod_gives_its_units_back(cluster):
     cluster.create(w.pod("brief", w.container(gib=8, command=("/bin/true",))))
-    until(lambda: cluster.pod("brief")["status"]["phase"] == "Succeeded", "brief succeeded")
+    cluster.wait_phase("brief", "Succeeded")
     cluster.wait_used([0, 0])
 
 
@@ -291,7 +287,7 @@ def test_a_pod_of_high_priority_has_the_card_of_one_that_is_evicted(cluster):
     cluster.wait_running("urgent", 60)
     assert set(grants(cluster, "urgent")) == set(card)
     assert not cluster.exists("cheap")
-    assert cluster.pod("dear")["status"]["phase"] == "Running"
+    assert cluster.phase("dear") == "Running"
     assert wait_agree(cluster).used_by_uuid == {**grants(cluster, "dear"), **dict.fromkeys(card, 8)}
 
 
@@ -307,9 +303,7 @@ def test_a_card_that_is_cordoned_gets_no_pod_until_it_is_given_back(cluster):
     until(lambda: cluster.extender.metric(known) == 8 << 30, "the scheduler knows")
     for name in ("one", "two"):
         cluster.create(w.pod(name, w.container(gib=5)))
-    (placed,) = until(
-        lambda: [name for name in ("one", "two") if cluster.pod(name)["spec"].get("nodeName")], "a pod"
-    )
+    (placed,) = until(lambda: [name for name in ("one", "two") if cluster.node_of(name)], "a pod")
     cluster.wait_running(placed)
     assert set(grants(cluster, placed)) == {second}
     (waits,) = {"one", "two"} - {placed}
@@ -350,8 +344,7 @@ def test_the_mounts_of_mps_of_the_driver_and_of_cards_names_arrive_on_a_real_run
     (driver / "lib64").mkdir(parents=True)
     root = cluster.home / "mps"
     program = make_program(cluster.home)
-    command = [*GPUPACK, "mps", f"--root={root}", f"--control-program={program}"]
-    command += ["--gpus=simulated", f"--profile={cluster.daemon.profile}"]
+    command = [*GPUPACK, "mps", f"--root={root}", f"--control-program={program}", *cluster.daemon.gpus]
     flags = cluster.daemon.flags
     cluster.daemon.stop()
     with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL) as mps:
@@ -429,19 +422,19 @@ def test_after_a_reboot_the_kubelet_may_come_long_before_the_daemon(cluster):
     """By claims a pod that was bound before waits and runs; with the device plugin it fails for good."""
     cluster.host.running["kubelet"].freeze()
     cluster.create(w.pod("early", w.container(gib=5)))
-    until(lambda: cluster.pod("early")["spec"].get("nodeName"), "bound", 60)
+    cluster.wait_bound("early", timeout_s=60)
     cluster.daemon.kill()
     cluster.host.running["kubelet"].thaw()
     cluster.host.restart_kubelet()
     if cluster.serves_claims:
         cluster.wait_event("early", "FailedPrepareDynamicResources", 90)
-        assert cluster.pod("early")["status"]["phase"] == "Pending"
+        assert cluster.phase("early") == "Pending"
         cluster.daemon.start()
         cluster.wait_running("early")
         until(lambda: dra.slices(cluster), "slices published again", 60)
         assert wait_agree(cluster).used_by_uuid == grants(cluster, "early")
     else:
-        until(lambda: cluster.pod("early")["status"]["phase"] == "Failed", "refused by the kubelet", 90)
+        cluster.wait_phase("early", "Failed", 90)
         cluster.daemon.start()
         cluster.run(w.pod("later", w.container(gib=5)))
         status = cluster.pod("early")["status"]
@@ -486,42 +479,30 @@ def test_rubbish_annotation_is_told_in_the_event_and_harms_nobody(cluster, annot
     event = cluster.wait_event("rubbish", "FailedScheduling")
     assert annotation in event or "divide" in event, event
     assert value in event, event
-    assert cluster.pod("rubbish")["status"]["phase"] == "Pending"
+    assert cluster.phase("rubbish") == "Pending"
 
 
 def test_corrupt_words_of_a_node_exclude_that_node_only(cluster):
-    words = {
-        "gpupack.io/packed-layout": "1",
-        "gpupack.io/packed-size-0": "99",
-        "gpupack.io/gpu-memory-gib": "99",
-    }
+    words = {"gpupack.io/packed-layout": "1", "gpupack.io/packed-size-0": "99", RESOURCE: "99"}
     resources = {"cpu": "8", "memory": "8Gi", "pods": "110", **words}
-    cluster.api.post("/api/v1/nodes", {"metadata": {"name": "corrupt"}, "spec": {}})
+    cluster.api.post(NODES, {"metadata": {"name": "corrupt"}, "spec": {}})
     try:
-        cluster.api.merge("/api/v1/nodes/corrupt", {"spec": {"taints": None}})
-        ready = [{"type": "Ready", "status": "True"}]
-        cluster.api.merge(
-            "/api/v1/nodes/corrupt/status",
-            {"status": {"capacity": resources, "allocatable": resources, "conditions": ready}},
-        )
-        for number in range(3):
-            cluster.create(w.pod(f"p{number}", w.container(gib=5)))
-        until(
-            lambda: sum(cluster.pod(f"p{n}")["status"]["phase"] == "Running" for n in range(3)) == 2,
-            "two run",
-        )
-        (waiting,) = [f"p{n}" for n in range(3) if cluster.pod(f"p{n}")["status"]["phase"] == "Pending"]
-        assert "nodeName" not in cluster.pod(waiting)["spec"]
+        cluster.api.merge(f"{NODES}/corrupt", {"spec": {"taints": None}})
+        write_status(cluster.api, "corrupt", resources)
+        names = [f"p{number}" for number in range(3)]
+        for name in names:
+            cluster.create(w.pod(name, w.container(gib=5)))
+        until(lambda: [cluster.phase(name) for name in names].count("Running") == 2, "two run")
+        (waiting,) = [name for name in names if cluster.phase(name) == "Pending"]
+        assert not cluster.node_of(waiting)
         cluster.wait_event(waiting, "no card with 5 GiB free")
     finally:
-        cluster.api.delete("/api/v1/nodes/corrupt")
+        cluster.api.delete(f"{NODES}/corrupt")
 
 
 def test_a_request_beyond_the_nodes_sum_waits_with_numbers(cluster):
     """kube-scheduler rules the node out by its sum; only where nodes serve claims it asks the extender."""
     cluster.create(w.pod("huge", w.container(gib=99)))
-    ruled_out = (
-        "no healthy card of 99 GiB" if cluster.serves_claims else "Insufficient gpupack.io/gpu-memory-gib"
-    )
+    ruled_out = "no healthy card of 99 GiB" if cluster.serves_claims else f"Insufficient {RESOURCE}"
     cluster.wait_event("huge", f"FailedScheduling: 0/1 nodes are available: 1 {ruled_out}")
     cluster.wait_event("huge", "WaitingForCards: 0/1 nodes can take 99 GiB: 1 no healthy card of 99 GiB")

@@ -1,9 +1,7 @@
 """The DaemonSet and the scheduler's Deployment run as pods, with the rights and tokens they ship with."""
 
 import asyncio
-import http.client
 import json
-import ssl
 import tarfile
 import threading
 import urllib.error
@@ -19,10 +17,12 @@ from kubeapi.client import KubeClient
 from scheduler_plugin.settings import Settings
 from tests.cluster.harness import Cluster, shipped, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.admission import is_allowed
 from tests.cluster.harness.cluster import account
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import REPOSITORY, run_gpupack
-from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, build, named
+from tests.cluster.harness.rest import Json
 from tests.cluster.harness.shipped import (
     NAMESPACE,
     NODE_PORT,
@@ -97,59 +97,52 @@ def test_prometheus_reads_every_replica_where_no_verb_is_served(cluster):
             urllib.request.urlopen(f"{url}/bind", b"{}", timeout=20)
 
 
+def dashboard_objects() -> list[Json]:
+    return named(build(MANIFESTS / "base", COMPONENTS / "dashboard"), DASHBOARD)
+
+
 def test_the_dashboard_is_read_through_the_api_server_with_few_rights(cluster):
     (port,) = free_ports(1)
-    for one in build(REPOSITORY / "manifests" / "base", REPOSITORY / "manifests/components/dashboard"):
-        if one["metadata"]["name"] == DASHBOARD:
-            ports = {"8913": port, "8911": NODE_PORT[0]}
-            deployed = as_pods_here(cluster, one, ports) if one["kind"] == "Deployment" else one
-            apply_all(cluster.api, [deployed])
+    for one in dashboard_objects():
+        ports = {"8913": port, "8911": NODE_PORT[0]}
+        deployed = as_pods_here(cluster, one, ports) if one["kind"] == "Deployment" else one
+        apply_all(cluster.api, [deployed])
     wait_ready(cluster, "gpupack-node", 1)
     (pod,) = wait_ready(cluster, DASHBOARD, 1)
-    proxy = f"{cluster.api.url}{SYSTEM_PODS}/{pod['metadata']['name']}:{port}/proxy"
-    with _opened(cluster, f"{proxy}/") as answer:
-        assert 'src="static/app.js"' in answer.read().decode()
-        assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
-    with _opened(cluster, f"{proxy}/static/app.js") as answer:
-        assert answer.headers["Content-Type"].startswith("text/javascript")
+    proxy = f"{SYSTEM_PODS}/{pod['metadata']['name']}:{port}/proxy"
+    answer = cluster.api.send("GET", f"{proxy}/")
+    assert 'src="static/app.js"' in answer.data.decode()
+    assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
+    answer = cluster.api.send("GET", f"{proxy}/static/app.js")
+    assert answer.headers["Content-Type"].startswith("text/javascript")
     until(lambda: cluster.state().used == [0, 0], "the node's words")
 
     def first_event() -> list[int]:
-        with _opened(cluster, f"{proxy}/api/events") as answer:  # it comes although the stream goes on
+        # It comes although the stream goes on.
+        with cluster.api.send("GET", f"{proxy}/api/events", read=False) as answer:
             assert answer.readline() == b"event: whole\n"
             shown = json.loads(answer.readline().removeprefix(b"data: "))
         assert shown["problems"] == []
         return [len(node["cards"]) for node in shown["nodes"]]
 
     until(lambda: first_event() == [2], "the page has the node's cards")
-    with _opened(cluster, f"{proxy}/api/telemetry?name={cluster.node_name}") as answer:
-        course = json.load(answer)
+    course = cluster.api.get(f"{proxy}/api/telemetry", name=cluster.node_name)
     assert course["error"] == ""
     assert [card["now"]["temperature_c"] > 0 for card in course["cards"]] == [True, True]
-    account = f"system:serviceaccount:{NAMESPACE}:{DASHBOARD}"
+    user = {"user": f"system:serviceaccount:{NAMESPACE}:{DASHBOARD}", "groups": ["system:authenticated"]}
     for verb, resource, allowed in (
         ("watch", "pods", True), ("list", "nodes", True), ("get", "secrets", False),
         ("list", "events", False), ("delete", "pods", False), ("patch", "nodes", False),
         ("get", "services/proxy", False),
     ):  # fmt: skip
-        kind, _, part = resource.partition("/")
-        attributes = {"verb": verb, "resource": kind, "subresource": part}
-        review = {
-            "spec": {"user": account, "groups": ["system:authenticated"], "resourceAttributes": attributes}
-        }
-        answer = cluster.api.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
-        assert answer["status"]["allowed"] is allowed, (verb, resource)
+        assert is_allowed(cluster, user, verb, resource) is allowed, (verb, resource)
 
 
 def test_what_cards_do_is_asked_through_the_api_server_with_the_rights_that_are_named(cluster):
     """`gpupack top -o wide`, and the drawer of a dashboard outside the cluster."""
     wait_ready(cluster, "gpupack-node", 1)
     # What the dashboard's own account has; docs/top.md and docs/dashboard.md name the rest.
-    (role,) = [
-        one
-        for one in build(REPOSITORY / "manifests" / "base", REPOSITORY / "manifests/components/dashboard")
-        if (one["kind"], one["metadata"]["name"]) == ("ClusterRole", DASHBOARD)
-    ]
+    (role,) = [one for one in dashboard_objects() if one["kind"] == "ClusterRole"]
     kubeconfig = cluster.make_account("reader", role["rules"])
 
     def top(*arguments: str) -> str:
@@ -178,12 +171,6 @@ def test_what_cards_do_is_asked_through_the_api_server_with_the_rights_that_are_
     assert [card.now["temperature_c"] for card in course.cards] == [
         card["telemetry"]["temperature_c"] for card in node["cards"]
     ]
-
-
-def _opened(cluster: Cluster, url: str) -> http.client.HTTPResponse:
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {cluster.api.token}"})
-    context = ssl.create_default_context(cafile=str(cluster.api.ca))
-    return urllib.request.urlopen(request, timeout=20, context=context)
 
 
 @pytest.mark.telling
@@ -235,9 +222,7 @@ def test_a_new_daemon_pod_knows_what_runs(cluster):
 
 def apply_node(cluster: Cluster, checkout: Path, image: str) -> None:
     """Apply the node's manifests of a checkout, and wait as `kubectl rollout status` does."""
-    for one in build(checkout / OVERLAY):
-        if one["metadata"]["name"] != "gpupack-node":
-            continue
+    for one in named(build(checkout / OVERLAY), "gpupack-node"):
         if one["kind"] == "DaemonSet":
             one = as_pods_here(cluster, one, {"8911": NODE_PORT[0]})  # noqa: PLW2901
             one["spec"]["template"]["spec"]["containers"][0]["image"] = image

@@ -3,11 +3,9 @@
 import http.server
 import json
 import socket
-import ssl
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 from gpupack.teams import AUDIENCE, DENIED, MEMBER, TOKEN_HEADER
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import account
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import Dashboard, run_gpupack
 from tests.cluster.harness.joining import make_certificate
@@ -25,7 +24,6 @@ from tests.cluster.harness.rest import ApiError
 SYSTEM = "gpupack-system"
 SERVICE = "gpupack-dashboard"
 SERVICES = f"/api/v1/namespaces/{SYSTEM}/services"
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
 TEAM, OTHER = "team-a", "team-b"
 USER = "alice"
 """A ServiceAccount that stands for a person of the team: it has no right but those of docs/teams.md."""
@@ -38,15 +36,6 @@ def host_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def bind_role(cluster: Cluster, namespace: str, kind: str, role: str, *accounts: str) -> None:
-    body = {
-        "metadata": {"name": role},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": TEAM} for name in accounts],
-    }
-    cluster.api.post(f"{RBAC}/namespaces/{namespace}/rolebindings", body)
-
-
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Any) -> Cluster:
     """Two cards; the team has one pod that runs and one that waits, beside a pod of another team."""
@@ -55,17 +44,12 @@ def cluster(make_cluster: Any) -> Cluster:
         cluster.api.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
         cluster.wait_account(namespace=namespace)
     for namespace, name, gib in ((TEAM, "mine", 8), (OTHER, "secret-train", 6), (TEAM, "waits", 20)):
-        pod = w.pod(name, w.container(gib=gib))
-        pod["metadata"] |= {
-            "namespace": namespace,
-            "annotations": {"gpupack.io/card-policy": "most-used"},
-        }
-        cluster.api.post(f"/api/v1/namespaces/{namespace}/pods", pod)
+        path, policy = f"/api/v1/namespaces/{namespace}/pods", {"gpupack.io/card-policy": "most-used"}
+        pod = w.pod(name, w.container(gib=gib), namespace=namespace, annotations=policy)
+        cluster.api.post(path, pod)
         if gib < 20:
-            phase = lambda namespace=namespace, name=name: cluster.api.get(  # noqa: E731
-                f"/api/v1/namespaces/{namespace}/pods/{name}"
-            )["status"]["phase"]
-            until(lambda phase=phase: phase() == "Running", f"{name} runs")
+            running = partial(cluster.api.names, path, fieldSelector="status.phase=Running")
+            until(running, f"{name} runs")
     cluster.wait_used([0, 14])
     for name in (USER, MEMBER):
         cluster.api.post(f"/api/v1/namespaces/{TEAM}/serviceaccounts", {"metadata": {"name": name}})
@@ -79,9 +63,8 @@ def publish_endpoint(cluster: Cluster, address: str, port: int) -> None:
         cluster.api.get(f"{pods}/{SERVICE}")
     except ApiError:
         cluster.wait_account(namespace=SYSTEM)
-        pod = w.pod(SERVICE, {"name": "main", "image": "none"}, schedulerName="nobody")
-        pod["metadata"]["namespace"] = SYSTEM
-        cluster.api.post(pods, pod)
+        container = {"name": "main", "image": "none"}
+        cluster.api.post(pods, w.pod(SERVICE, container, namespace=SYSTEM, schedulerName="nobody"))
     status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
     cluster.api.merge(f"{pods}/{SERVICE}/status", {"status": status})
     target = {"kind": "Pod", "namespace": SYSTEM, "name": SERVICE}
@@ -118,9 +101,10 @@ def dashboard(request: Any, cluster: Cluster) -> Iterator[Dashboard]:
     apply_all(cluster.api, [one for one in objects if one["kind"] != "Deployment"])
     publish_endpoint(cluster, address, teams)
     if request.param == "https":
-        bind_role(cluster, TEAM, "ClusterRole", "gpupack-member", USER)
-        bind_role(cluster, TEAM, "ClusterRole", "gpupack-member-account", MEMBER)
-        bind_role(cluster, SYSTEM, "Role", "gpupack-ask", USER)
+        user, member = account(USER, TEAM), account(MEMBER, TEAM)
+        cluster.grant_role("ClusterRole", "gpupack-member", TEAM, user)
+        cluster.grant_role("ClusterRole", "gpupack-member-account", TEAM, member)
+        cluster.grant_role("Role", "gpupack-ask", SYSTEM, user)
     extra = [f"--teams-http={address}:{teams}"]
     if request.param == "https":
         certificate = make_certificate(cluster)
@@ -154,14 +138,9 @@ def ask(
 
 
 def _get(cluster: Cluster, prefix: str, headers: dict[str, str], query: str = "") -> tuple[int, str]:
-    url = f"{cluster.api.url}{SERVICES}/{prefix}{SERVICE}:teams/proxy/why{query}"
-    headers = {"Authorization": f"Bearer {cluster.api.token}", **headers}
-    context = ssl.create_default_context(cafile=str(cluster.api.ca))
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), context=context) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    path = f"{SERVICES}/{prefix}{SERVICE}:teams/proxy/why{query}"
+    answer = cluster.api.send("GET", path, headers=headers)
+    return answer.status, answer.data.decode()
 
 
 def make_token(cluster: Cluster, account: str, *audiences: str) -> str:

@@ -81,13 +81,17 @@ def settle(cloud: Cloud, loops: int = 300) -> None:
     raise AssertionError(f"it never ends: {cloud.bought} bought, {len(cloud.waiting)} wait")
 
 
-def check_all_run(seed: int, *, groups: int, above: int = 1) -> Cloud:
-    """Check that all pods get nodes in the end, and how many nodes above the best packing are bought."""
-    cloud = random_cloud(seed, groups=groups)
+def add_waiting_pods(cloud: Cloud, seed: int) -> None:
     random = Random(seed + 1)
     for at in range(random.randrange(1, 15)):
         pod = random_pod(random, f"new-{at}")
         cloud.waiting[pod.name] = pod
+
+
+def check_all_run(seed: int, *, groups: int, above: int = 1) -> Cloud:
+    """Check that all pods get nodes in the end, and how many nodes above the best packing are bought."""
+    cloud = random_cloud(seed, groups=groups)
+    add_waiting_pods(cloud, seed)
     cloud.step()
     pods = list(cloud.waiting.values())
     settle(cloud)
@@ -141,10 +145,7 @@ def test_without_help_pods_wait_for_ever():
     lost = 0
     for seed in range(1000, 1030):
         cloud = random_cloud(seed, groups=1, helped=False)
-        random = Random(seed + 1)
-        for at in range(random.randrange(1, 15)):
-            pod = random_pod(random, f"new-{at}")
-            cloud.waiting[pod.name] = pod
+        add_waiting_pods(cloud, seed)
         settle(cloud)
         lost += any(can_ever_run(pod, cloud) for pod in cloud.waiting.values())
     assert lost >= 3

@@ -1,18 +1,14 @@
 """What the API server's admission says to a request: refused, warned of, changed, or taken as it is."""
 
-import http.client
-import json
-import ssl
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from tests.cluster.harness import workload
 from tests.cluster.harness.cluster import PODS, Cluster
 from tests.cluster.harness.polling import until
-from tests.cluster.harness.rest import Api, ApiError, Json
+from tests.cluster.harness.rest import JSON_PATCH, MERGE_PATCH, Api, ApiError, Json
 
 
 def refused(call: Callable[..., object], *arguments: object, **options: object) -> str:
@@ -31,12 +27,23 @@ def denied(api: Api, path: str, body: Json) -> str:
     return error.value.message if "ValidatingAdmissionPolicy" in error.value.message else ""
 
 
-def told(cluster: Cluster, pod: dict[str, Any]) -> str:
-    """What the API server says to a pod; empty where it takes it."""
+def told(cluster: Cluster, pod: dict[str, Any], user: Api | None = None) -> str:
+    """What the API server says to a pod of an administrator, or of another user; empty where it takes it."""
+    path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
     try:
-        cluster.api.post(PODS, pod, dryRun="All")
+        (user or cluster.api).post(path, pod, dryRun="All")
     except ApiError as error:
         return error.message
+    return ""
+
+
+def refused_patch(api: Api, name: str, body: Any) -> str:
+    """What a policy or the authorizer says to a patch of a pod; empty where it is taken, or finds no pod."""
+    kind = JSON_PATCH if isinstance(body, list) else MERGE_PATCH
+    try:
+        api.call("PATCH", f"{PODS}/{name}", body, content_type=kind, query={"dryRun": "All"})
+    except ApiError as error:
+        return "" if error.status == 404 else error.message
     return ""
 
 
@@ -54,28 +61,30 @@ def wait_quota(cluster: Cluster, pod: dict[str, Any]) -> None:
 
 
 def wait_allowed(cluster: Cluster, user: Json, verb: str, resource: str) -> None:
-    """Return once a user has a right: the authorizer has a view of its own of roles and their bindings.
+    """Return once a user has a right: the authorizer has a view of its own of roles and their bindings."""
+    until(lambda: is_allowed(cluster, user, verb, resource), f"{user} may {verb} {resource}")
+
+
+def is_allowed(cluster: Cluster, user: Json, verb: str, resource: str) -> bool:
+    """Ask whether a user has a right.
 
     Args:
         user: `user` or `groups` of a SubjectAccessReview.
+        resource: As in `pods` or `pods/log`.
     """
-    spec = {**user, "resourceAttributes": {"verb": verb, "resource": resource}}
-    review = {"spec": spec}
-    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-    until(lambda: cluster.api.post(path, review)["status"]["allowed"], f"{user} may {verb} {resource}")
+    kind, _, part = resource.partition("/")
+    attributes = {"verb": verb, "resource": kind, "subresource": part}
+    review = {"spec": {**user, "resourceAttributes": attributes}}
+    answer = cluster.api.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer["status"]["allowed"])
 
 
 def warnings_of(cluster: Cluster, path: str, body: dict[str, Any]) -> list[str]:
     """The warnings that kubectl would print, of a dry run that is taken."""
-    server = urlsplit(cluster.api.url)
-    context = ssl.create_default_context(cafile=cluster.api.ca)
-    connection = http.client.HTTPSConnection(server.hostname or "", server.port, timeout=20, context=context)
-    headers = {"Authorization": f"Bearer {cluster.api.token}", "Content-Type": "application/json"}
-    connection.request("POST", f"{path}?dryRun=All", json.dumps(body), headers)
-    answer = connection.getresponse()
-    assert answer.status == 201, answer.read()
-    connection.close()
-    return answer.headers.get_all("Warning") or []
+    headers = {"Content-Type": "application/json"}
+    answer = cluster.api.send("POST", path, body, headers=headers, query={"dryRun": "All"})
+    assert answer.status == 201, answer.data
+    return answer.headers.getlist("Warning")
 
 
 def scheduler_of(cluster: Cluster, pod: dict[str, Any]) -> str:

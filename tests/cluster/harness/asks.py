@@ -1,6 +1,5 @@
 """Pods that ask for memory, rightly and wrongly, and whether the product's own code takes them."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -22,15 +21,14 @@ def annotated(
     gib: int | str,
     annotations: dict[str, str],
     init: int | None = None,
-    labels: Mapping[str, str] | None = None,
+    *,
+    sidecar: bool = False,
     **more: Any,
 ) -> dict[str, Any]:
-    """A pod with annotations under our prefix and, with `init`, an init container that asks."""
-    before = [] if init is None else [w.container("init", gib=init, **more)]
+    """A pod with annotations under our prefix and, with `init`, an init container or sidecar that asks."""
+    before = [] if init is None else [w.container("init", gib=init, sidecar=sidecar)]
     own = {f"gpupack.io/{key}": value for key, value in annotations.items()}
-    pod = w.pod("p", w.container(limits={RESOURCE: gib}), init=before, annotations=own)
-    pod["metadata"]["labels"] = dict(labels or {})
-    return pod
+    return w.pod("p", w.container(limits={RESOURCE: gib}), init=before, annotations=own, **more)
 
 
 def python_refuses(pod: dict[str, Any]) -> bool:

@@ -8,7 +8,6 @@ import importlib
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +19,8 @@ from grpc_tools import protoc
 
 from allocator.names import STARTUP_TAINT
 from tests.cluster.harness.binaries import autoscaler
-from tests.cluster.harness.cluster import NODES
-from tests.cluster.harness.processes import Process
+from tests.cluster.harness.cluster import NODES, write_status
+from tests.cluster.harness.processes import Program
 from tests.cluster.harness.rest import Api
 from tests.cluster_builders import node_object
 
@@ -97,6 +96,8 @@ class Cloud:
         self._thread.start()
 
     def stop(self) -> None:
+        """End it, and its machines with it."""
+        self.remove([name for group in self.groups.values() for name in list(group.machines)])
         self._stop.set()
         self._thread.join()
         self._server.stop(0)
@@ -164,14 +165,6 @@ def publish_cards(api: Api, name: str, sizes: tuple[int, ...], cpu: int) -> None
     made["metadata"]["annotations"]["gpupack.io/holds"] = '{"seen": "0", "uids": [], "units": []}'
     api.merge(f"{NODES}/{name}", {"metadata": {"annotations": made["metadata"]["annotations"]}})
     write_status(api, name, made["status"]["allocatable"])
-
-
-def write_status(api: Api, name: str, amounts: Mapping[str, str | None]) -> None:
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "x"}
-    ready |= {"lastHeartbeatTime": now, "lastTransitionTime": now}
-    status = {"capacity": dict(amounts), "allocatable": dict(amounts), "conditions": [ready]}
-    api.merge(f"{NODES}/{name}/status", {"status": status})
 
 
 def _generated(folder: Path) -> tuple[Any, Any]:
@@ -307,7 +300,7 @@ def _varint(value: int) -> bytes:
     return found + bytes([value])
 
 
-class ClusterAutoscaler:
+class ClusterAutoscaler(Program):
     """The program, on a cloud of ours."""
 
     def __init__(self, kubeconfig: Path, cloud: Cloud, log_dir: Path, **more: str) -> None:
@@ -320,20 +313,4 @@ class ClusterAutoscaler:
             **FLAGS,
             **{name.replace("_", "-"): value for name, value in more.items()},
         }
-        self._command = [
-            str(built / "cluster-autoscaler"),
-            *(f"--{key}={value}" for key, value in flags.items()),
-        ]
-        self.log = log_dir / "cluster-autoscaler.log"
-        self._process: Process | None = None
-
-    def start(self) -> None:
-        self._process = Process("cluster-autoscaler", self._command, self.log)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
-
-    def said(self, words: str) -> list[str]:
-        return [line for line in self.log.read_text(errors="replace").splitlines() if words in line]
+        super().__init__("cluster-autoscaler", built, flags, log_dir)

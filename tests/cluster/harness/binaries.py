@@ -260,6 +260,11 @@ def autoscaler() -> Path | None:
     return Path(named) if named else None
 
 
+def skip_without_autoscaler() -> None:
+    if autoscaler() is None:
+        pytest.skip("GPUPACK_AUTOSCALER_BIN names no folder with cluster-autoscaler and externalgrpc.proto")
+
+
 def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpupack"
 

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from tests.cluster.harness.controlplane import ADMIN_TOKEN, RESOURCE, ControlPla
 from tests.cluster.harness.daemons import Extender, NodeDaemon
 from tests.cluster.harness.node import NodeSide
 from tests.cluster.harness.polling import PATIENCE_S, until
+from tests.cluster.harness.processes import tail
 from tests.cluster.harness.rest import Api, ApiError, Json
 from tests.cluster.harness.words import NodeState, integer, node_state
 
@@ -24,14 +25,15 @@ CLOCK_TICK_S = 0.05
 PODS = "/api/v1/namespaces/default/pods"
 NODES = "/api/v1/nodes"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+EVENTS = "/api/v1/namespaces/default/events"
 
 
 def publish_node(api: Api, made: Json, **metadata: Any) -> None:
     """Write a Node as its daemon publishes it, Ready and without a kubelet; at first it is created."""
     metadata = {**made["metadata"], **metadata}
     del metadata["resourceVersion"]
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fake"}
-    body = {"metadata": metadata, "status": {**made["status"], "conditions": [ready]}}
+    body = {"metadata": metadata, "status": {**made["status"], "conditions": [_ready()]}}
     try:
         api.post(NODES, body)
     except ApiError as error:
@@ -40,9 +42,26 @@ def publish_node(api: Api, made: Json, **metadata: Any) -> None:
         api.merge(f"{NODES}/{metadata['name']}/status", body)
 
 
-def account(name: str) -> Json:
-    """A service account of the namespace `default`, as role bindings name it."""
-    return {"kind": "ServiceAccount", "name": name, "namespace": "default"}
+def write_status(api: Api, name: str, amounts: Mapping[str, str | None]) -> None:
+    """Write what a Node has into its status, and that it is Ready."""
+    status = {"capacity": dict(amounts), "allocatable": dict(amounts), "conditions": [_ready()]}
+    api.merge(f"{NODES}/{name}/status", {"status": status})
+
+
+def _ready() -> Json:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
+    return {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fake", **times}
+
+
+def account(name: str, namespace: str = "default") -> Json:
+    """A service account, as role bindings name it."""
+    return {"kind": "ServiceAccount", "name": name, "namespace": namespace}
+
+
+def _rbac(namespace: str) -> str:
+    """Where roles and their bindings of a namespace, or of the whole cluster, are."""
+    return f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
 
 
 class Cluster:
@@ -117,6 +136,10 @@ class Cluster:
             until(self.allocatable, "the kubelet's count of units")
         self.wait_account()
 
+    def start_api_server(self) -> None:
+        """Start etcd and the API server alone: nodes without a kubelet stay as they are."""
+        self.control.start_without_controllers()
+
     def stop(self) -> None:
         """End everything and remove every trace."""
         for daemon in (self._daemon, self.extender):
@@ -129,8 +152,7 @@ class Cluster:
             shutil.rmtree(self.home)
 
     def logs(self, lines: int = 30) -> dict[str, str]:
-        found = sorted(self.control.log_dir.glob("*.log"))
-        return {log.stem: "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) for log in found}
+        return {log.stem: tail(log, lines) for log in sorted(self.control.log_dir.glob("*.log"))}
 
     def explain(self) -> str | None:
         """The node daemon's own view of its accounts; None when it does not answer."""
@@ -185,13 +207,16 @@ class Cluster:
 
     def bind_role(self, subject: Json, rules: Sequence[Json], namespace: str = "") -> None:
         """Give somebody these rights in a namespace, or in the whole cluster."""
-        kind = "Role" if namespace else "ClusterRole"
-        where = f"{RBAC}/namespaces/{namespace}/" if namespace else f"{RBAC}/"
-        metadata = {"metadata": {"name": subject["name"]}}
-        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": subject["name"]}
-        self.api.post(f"{where}{kind.lower()}s", {**metadata, "rules": list(rules)})
-        binding = {**metadata, "roleRef": role, "subjects": [subject]}
-        self.api.post(f"{where}{kind.lower()}bindings", binding)
+        name, kind = subject["name"], "Role" if namespace else "ClusterRole"
+        body = {"metadata": {"name": name}, "rules": list(rules)}
+        self.api.post(f"{_rbac(namespace)}/{kind.lower()}s", body)
+        self.grant_role(kind, name, namespace, subject)
+
+    def grant_role(self, kind: str, role: str, namespace: str, *subjects: Json) -> None:
+        """Give somebody the rights of a Role or ClusterRole in a namespace, or in the whole cluster."""
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role}
+        body = {"metadata": {"name": role}, "roleRef": reference, "subjects": list(subjects)}
+        self.api.post(f"{_rbac(namespace)}/{'' if namespace else 'cluster'}rolebindings", body)
 
     # ---- the node
 
@@ -212,6 +237,13 @@ class Cluster:
             lambda: self.host.has_taken_devices(RESOURCE, full, after), "our list in the kubelet", timeout_s
         )
         until(lambda: self.allocatable() == full, "the kubelet's count of units", timeout_s)
+
+    def register_again(self, *steps: Callable[[], object]) -> None:
+        """Do something that ends the registration of `gpupack node`, and wait for the next one."""
+        since = time.time()
+        for step in steps:
+            step()
+        self.wait_registered(since)
 
     def _sockets_since(self, after: float) -> bool:
         sockets = self.host.device_plugin_dir.glob("*.sock")
@@ -282,8 +314,8 @@ class Cluster:
     def phase(self, name: str) -> str:
         return str(self.pod(name)["status"].get("phase", ""))
 
-    def wait_phase(self, name: str, phase: str) -> None:
-        until(lambda: self.phase(name) == phase, f"pod {name} {phase}")
+    def wait_phase(self, name: str, phase: str, timeout_s: float = PATIENCE_S) -> None:
+        until(lambda: self.phase(name) == phase, f"pod {name} {phase}", timeout_s)
 
     def pod(self, name: str) -> Json:
         return self.api.get(f"{PODS}/{name}")
@@ -326,12 +358,21 @@ class Cluster:
         until(lambda: not self.exists(name), f"pod {name} gone", timeout_s)
 
     def exists(self, name: str) -> bool:
-        return any(pod["metadata"]["name"] == name for pod in self.api.get(PODS)["items"])
+        return name in self.api.names(PODS)
+
+    def delete_pods(self) -> None:
+        """Delete every pod by force; returns when none is left."""
+        self.api.delete(PODS, grace_s=0)
+        until(lambda: not self.api.names(PODS), "all pods gone")
+
+    def make_budget(self, name: str, labels: dict[str, str], **allows: int) -> None:
+        """Make a PodDisruptionBudget of pods with these labels: `minAvailable` or `maxUnavailable`."""
+        spec = {"selector": {"matchLabels": labels}, **allows}
+        self.api.post(BUDGETS, {"metadata": {"name": name}, "spec": spec})
 
     def clear(self) -> None:
         """Delete every pod and wait until the words are empty again: the start of the next test."""
-        self.api.delete(PODS, grace_s=0)
-        until(lambda: not self.api.get(PODS)["items"], "all pods gone")
+        self.delete_pods()
         if self._daemon is not None:
             # The words may be empty because they do not have the units of the last pods yet.
             until(lambda: not self._ledger()["charged"], "nothing charged")
@@ -342,9 +383,7 @@ class Cluster:
         self.clear()
         self.daemon.stop()
         self.daemon.profile.write_text(yaml.safe_dump(profile))
-        since = time.time()
-        self.daemon.start()
-        self.wait_registered(since)
+        self.register_again(self.daemon.start)
         self.wait_used([0] * len(self.state().cards))
 
     def events(self, name: str) -> list[str]:
@@ -353,8 +392,13 @@ class Cluster:
 
     def events_of(self, uid: str) -> list[str]:
         """`reason: message` of every event of a pod, which may be gone."""
-        found = self.api.get("/api/v1/namespaces/default/events", fieldSelector=f"involvedObject.uid={uid}")
-        return [f"{event['reason']}: {event['message']}" for event in found["items"]]
+        found = self.find_events(f"involvedObject.uid={uid}")
+        return [f"{event['reason']}: {event['message']}" for event in found]
+
+    def find_events(self, *fields: str) -> list[Json]:
+        """The Events that all these selectors of fields find."""
+        items: list[Json] = self.api.get(EVENTS, fieldSelector=",".join(fields))["items"]
+        return items
 
     def wait_event(self, name: str, text: str, timeout_s: float = PATIENCE_S) -> str:
         """Return the pod's first event that contains `text`."""

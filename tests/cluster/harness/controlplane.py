@@ -103,16 +103,19 @@ class ControlPlane:
             [openssl, "genrsa", "-out", str(self._signing_key), "2048"], check=True, capture_output=True
         )
 
-    def write_kubeconfig(self, name: str, token: str) -> Path:
-        """A kubeconfig for one bearer token; verifies the API server's certificate."""
+    def write_kubeconfig(self, name: str, token: str, server: str = "") -> Path:
+        """A kubeconfig for one bearer token; verifies the API server's certificate.
+
+        Args:
+            server: Where the API server is reached, if not where it listens.
+        """
         path = self._home / f"{name}.kubeconfig"
+        cluster = {"server": server or self.url, "certificate-authority": str(self.ca)}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "test",
-            "clusters": [
-                {"name": "test", "cluster": {"server": self.url, "certificate-authority": str(self.ca)}}
-            ],
+            "clusters": [{"name": "test", "cluster": cluster}],
             "users": [{"name": "test", "user": {"token": token}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
         }

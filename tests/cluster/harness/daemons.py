@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.harness.node import NodeSide
 from tests.cluster.harness.polling import PATIENCE_S, until
-from tests.cluster.harness.processes import Process
+from tests.cluster.harness.processes import Process, tail
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 GPUPACK = (sys.executable, "-m", "gpupack")
@@ -123,9 +123,7 @@ class _Daemon:
         return process.stop()
 
     def tail(self, lines: int = 40) -> str:
-        return (
-            "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
-        )
+        return tail(self.log, lines)
 
 
 class NodeDaemon(_Daemon):

@@ -14,6 +14,7 @@ from tests.cluster.harness.rest import Json
 
 API: Final = "/apis/resource.k8s.io/v1"
 CLAIMS: Final = f"{API}/namespaces/default/resourceclaims"
+TEMPLATES: Final = f"{API}/namespaces/default/resourceclaimtemplates"
 DRIVER: Final = "gpu.gpupack.io"
 
 NODE_KINDS: Final = ("device-plugin", pytest.param("dra", marks=pytest.mark.nightly))
@@ -79,11 +80,39 @@ def claim(name: str, gib: int, cel: str | None = None, *, compute: int | None = 
     }
 
 
-def claim_pod(name: str, claim_name: str, **spec: Any) -> Json:
-    container = workload.container()
-    container["resources"] = {"claims": [{"name": "card"}]}
-    claims = [{"name": "card", "resourceClaimName": claim_name}]
-    return workload.pod(name, container, resourceClaims=claims, **spec)
+def on_card(uuid: str) -> str:
+    """A CEL expression for one card."""
+    return f'device.attributes["{DRIVER}"].uuid == "{uuid}"'
+
+
+def claim_pod(
+    name: str, claim_name: str, *containers: Json, from_template: bool = False, **spec: Any
+) -> Json:
+    """A pod whose containers, by default one, use a claim, or one that a template makes for it."""
+    own = [
+        {**each, "resources": {**each["resources"], "claims": [{"name": "card"}]}}
+        for each in containers or (workload.container(),)
+    ]
+    kind = "resourceClaimTemplateName" if from_template else "resourceClaimName"
+    return workload.pod(name, *own, resourceClaims=[{"name": "card", kind: claim_name}], **spec)
+
+
+def make_template(cluster: Cluster, name: str, gib: int, cel: str | None = None, **metadata: Any) -> str:
+    """Make a ResourceClaimTemplate, whose claims have this metadata; returns its path."""
+    made = {"metadata": metadata, "spec": claim("x", gib, cel)["spec"]}
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
+    cluster.api.post(TEMPLATES, {**kind, "metadata": {"name": name}, "spec": made})
+    return f"{TEMPLATES}/{name}"
+
+
+def bind_by_hand(cluster: Cluster, name: str, gib: int, device: str) -> None:
+    """Bind a pod whose claim is allocated by hand, whatever the card has left."""
+    claim_name = f"of-{name}"
+    cluster.api.post(CLAIMS, claim(claim_name, gib))
+    uid = cluster.create(claim_pod(name, claim_name, schedulerName="nobody"))
+    reserved = [{"resource": "pods", "name": name, "uid": uid}]
+    allocate(cluster, claim_name, device, gib, reservedFor=reserved)
+    cluster.bind(name)
 
 
 def cdi_folder(cluster: Cluster) -> Path:
@@ -135,8 +164,8 @@ def prepared_units(cluster: Cluster) -> dict[str, list[str]]:
 def clear(cluster: Cluster) -> None:
     """Delete every pod and claim: the start of the next test."""
     cluster.clear()
-    for one in cluster.api.get(CLAIMS)["items"]:
-        cluster.api.delete(f"{CLAIMS}/{one['metadata']['name']}", grace_s=0)
-    until(lambda: not cluster.api.get(CLAIMS)["items"], "claims gone")
+    for name in cluster.api.names(CLAIMS):
+        cluster.api.delete(f"{CLAIMS}/{name}", grace_s=0)
+    until(lambda: not cluster.api.names(CLAIMS), "claims gone")
     # The API server may forget pods and claims before the kubelet has let them go.
     until(lambda: not cdi_files(cluster), "claims let go")

@@ -54,8 +54,8 @@ def shipped_scheduler_config(cluster: Cluster, kubeconfig: Path) -> Json:
 
 def node_events(cluster: Cluster, reason: str) -> list[str]:
     """Messages of the Events about the node, as `kubectl describe node` finds them."""
-    selector = f"involvedObject.kind=Node,involvedObject.name={cluster.node_name},reason={reason}"
-    found = cluster.api.get("/api/v1/namespaces/default/events", fieldSelector=selector)["items"]
+    about = ("involvedObject.kind=Node", f"involvedObject.name={cluster.node_name}")
+    found = cluster.find_events(*about, f"reason={reason}")
     assert {event["source"]["component"] for event in found} <= {"gpupack-node"}
     return [event["message"] for event in found]
 

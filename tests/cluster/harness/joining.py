@@ -1,10 +1,9 @@
 """What a kube-scheduler needs to call the extender: a certificate, and a part of its configuration."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.harness import binaries
+from tests import certificates
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.manifests import MANIFESTS
 from tests.yaml_text import read_yaml
@@ -13,15 +12,11 @@ OVERLAY = MANIFESTS / "overlays" / "join-existing-scheduler"
 
 
 def make_certificate(cluster: Cluster) -> Path:
-    """Write a certificate of the extender's Service; its key has the ending .key."""
-    openssl = binaries.find("openssl")
-    assert openssl is not None
-    names = "subjectAltName=IP:127.0.0.1,DNS:gpupack-extender.gpupack-system.svc"
-    key, certificate = (cluster.home / f"extender.{end}" for end in ("key", "crt"))
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test"]
-    command += ["-addext", names, "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    return certificate
+    """Write the certificate of the extender's Service if there is none yet; its key has the ending .key."""
+    folder, names = cluster.home / "extender-tls", ("IP:127.0.0.1", "DNS:gpupack-extender.gpupack-system.svc")
+    if not folder.exists():
+        certificates.make_certificate(folder, *names)
+    return folder / "tls.crt"
 
 
 def configure_joined(cluster: Cluster, url: str, certificate: Path, **overrides: Any) -> None:

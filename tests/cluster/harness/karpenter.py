@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from allocator.names import STARTUP_TAINT
-from tests.cluster.harness.autoscaler import TICK_S, TYPE, publish_cards, write_status
+from tests.cluster.harness.autoscaler import TICK_S, TYPE, publish_cards
 from tests.cluster.harness.binaries import KARPENTER
-from tests.cluster.harness.cluster import NODES
+from tests.cluster.harness.cluster import NODES, write_status
 from tests.cluster.harness.manifests import apply_all
-from tests.cluster.harness.processes import Process
+from tests.cluster.harness.processes import Program
 from tests.cluster.harness.rest import Api, ApiError
 from tests.yaml_text import read_yaml
 
@@ -77,7 +77,7 @@ def meta(name: str) -> dict[str, Any]:
     return {"metadata": {"name": name}}
 
 
-class Karpenter:
+class Karpenter(Program):
     """The program, and a kubelet and a node daemon for each of its nodes.
 
     Attributes:
@@ -104,30 +104,16 @@ class Karpenter:
             "batch-max-duration": "3s",
             "log-level": "debug",
         }
-        program = str(KARPENTER.folder / "karpenter")
-        self._command = [program, *(f"--{key}={value}" for key, value in flags.items())]
-        self._environment = {"KUBECONFIG": str(kubeconfig), "SYSTEM_NAMESPACE": "default"}
-        self.log = log_dir / "karpenter.log"
-        self._process: Process | None = None
+        environment = {"KUBECONFIG": str(kubeconfig), "SYSTEM_NAMESPACE": "default"}
+        super().__init__("karpenter", KARPENTER.folder, flags, log_dir, environment)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-
-    def start(self) -> None:
-        self._process = Process("karpenter", self._command, self.log, environment=self._environment)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
 
     def stop(self) -> None:
         self.kill()
         self._stop.set()
         self._thread.join()
-
-    def said(self, words: str) -> list[str]:
-        return [line for line in self.log.read_text(errors="replace").splitlines() if words in line]
 
     def nodes(self) -> list[Any]:
         found: list[Any] = self.api.get(NODES, labelSelector=KWOK_NODE)["items"]

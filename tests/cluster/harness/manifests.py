@@ -83,6 +83,11 @@ def apply_all(api: Api, objects: list[Json], *, dry_run: bool = False) -> list[J
     return [api.apply(path_of(api, one), one, dry_run=dry_run) for one in objects]
 
 
+def named(objects: list[Json], *names: str) -> list[Json]:
+    """The objects of these names."""
+    return [one for one in objects if one["metadata"]["name"] in names]
+
+
 def apply_rights(api: Api, *folders: Path) -> None:
     """Apply namespaces, accounts and their roles of some folders, and nothing else."""
     apply_all(api, [one for folder in folders for one in build(folder) if one["kind"] in RIGHTS])

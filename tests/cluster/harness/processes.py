@@ -109,8 +109,43 @@ class Process:
             self._popen.wait()
             return None
 
-    def tail(self, lines: int = 30) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+    def tail(self) -> str:
+        return tail(self.log)
+
+
+class Program:
+    """A program with flags that can be started, killed and started again; all runs have one log."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        flags: Mapping[str, object],
+        log_dir: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._name = name
+        self._command = [str(folder / name), *(f"--{key}={value}" for key, value in flags.items())]
+        self._environment = environment
+        self.log = log_dir / f"{name}.log"
+        self._process: Process | None = None
+
+    def start(self) -> None:
+        self._process = Process(self._name, self._command, self.log, environment=self._environment)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def said(self, words: str) -> list[str]:
+        """The lines of its log with these words."""
+        return [line for line in self.log.read_text(errors="replace").splitlines() if words in line]
+
+
+def tail(log: Path, lines: int = 30) -> str:
+    """The last lines of a log; empty where there is none yet."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""
 
 
 def children(pid: int) -> list[int]:

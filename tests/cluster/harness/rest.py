@@ -10,6 +10,7 @@ import urllib3
 
 Json = Any
 MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 
@@ -44,6 +45,10 @@ class Api:
 
     def get(self, path: str, **query: str | int) -> Json:
         return self.call("GET", path, query=query)
+
+    def names(self, path: str, **query: str | int) -> list[str]:
+        """The names of the objects of a list."""
+        return [str(item["metadata"]["name"]) for item in self.get(path, **query)["items"]]
 
     def post(self, path: str, body: Json, **query: str | int) -> Json:
         return self.call("POST", path, body, query=query)
@@ -80,17 +85,8 @@ class Api:
             ApiError: For an answer above 399.
             OSError: When the server cannot be reached.
         """
-        try:
-            answer = self._pool.request(
-                method,
-                path + (("&" if "?" in path else "?") + urlencode(query) if query else ""),
-                None if body is None else json.dumps(body),
-                headers={"Authorization": f"Bearer {self.token}", "Content-Type": content_type},
-                timeout=timeout_s,
-                retries=False,
-            )
-        except urllib3.exceptions.HTTPError as error:
-            raise ConnectionError(f"{method} {path}: {error}") from error
+        headers = {"Content-Type": content_type}
+        answer = self.send(method, path, body, headers=headers, query=query, timeout_s=timeout_s)
         data = answer.data
         try:
             value = json.loads(data)
@@ -100,3 +96,36 @@ class Api:
             status = value if isinstance(value, dict) else {"message": value}
             raise ApiError(answer.status, status.get("reason", ""), status.get("message", ""))
         return value
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: Json = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str | int] | None = None,
+        timeout_s: float = 30.0,
+        read: bool = True,
+    ) -> urllib3.BaseHTTPResponse:
+        """Make one request, and return the answer as it is, whatever its status.
+
+        Args:
+            headers: Beside the token, or in its place.
+            read: Read the whole body; else the caller reads and closes it.
+
+        Raises:
+            OSError: When the server cannot be reached.
+        """
+        try:
+            return self._pool.request(
+                method,
+                path + (("&" if "?" in path else "?") + urlencode(query) if query else ""),
+                None if body is None else json.dumps(body),
+                headers={"Authorization": f"Bearer {self.token}", **(headers or {})},
+                timeout=timeout_s,
+                retries=False,
+                preload_content=read,
+            )
+        except urllib3.exceptions.HTTPError as error:
+            raise ConnectionError(f"{method} {path}: {error}") from error

@@ -56,28 +56,34 @@ def pod(
     name: str,
     *containers: dict[str, Any],
     init: Sequence[dict[str, Any]] = (),
+    namespace: str = "default",
+    labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """A pod in the namespace `default`."""
+    """A pod; `spec` is whatever else its spec has."""
+    notes = {"labels": dict(labels or {}), "annotations": dict(annotations or {})}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default", "annotations": dict(annotations or {})},
+        "metadata": {"name": name, "namespace": namespace, **notes},
         "spec": pod_spec(containers, init, **spec),
     }
 
 
 def queued(name: str, gib: int = 8, queue: str = "a", **more: Any) -> dict[str, Any]:
     """A pod of a queue."""
-    made = pod(name, container(gib=gib), **more)
-    made["metadata"]["labels"] = {QUEUE_NAME: queue}
-    return made
+    return pod(name, container(gib=gib), labels={QUEUE_NAME: queue}, **more)
 
 
 def gated(name: str, gib: int, queue: str = "a", **more: Any) -> dict[str, Any]:
     """A pod of a queue that wears the gate."""
     return queued(name, gib, queue, schedulingGates=[{"name": QUEUE_GATE}], **more)
+
+
+def uuid(index: int) -> str:
+    """The UUID of a simulated card of `cards`."""
+    return f"GPU-00000000-0000-4000-8000-{index:012d}"
 
 
 def cards(*sizes_mib: int, name: str = "Test GPU", reserved_mib: int = 0) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def cards(*sizes_mib: int, name: str = "Test GPU", reserved_mib: int = 0) -> dic
         "devices": [
             {
                 "index": index,
-                "uuid": f"GPU-00000000-0000-4000-8000-{index:012d}",
+                "uuid": uuid(index),
                 "memory": {
                     "total_bytes": size << 20,
                     "reserved_bytes": reserved_mib << 20,
