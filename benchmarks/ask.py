@@ -6,7 +6,6 @@ the file in a process of its own, as a person would run it. The last line is JSO
 runs, by command.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -27,7 +26,7 @@ from allocator.records import (
     dump_cards,
     dump_holds,
 )
-from benchmarks.machine import children_cpu_s, machine
+from benchmarks.machine import children_cpu_s, machine, make_parser
 
 CARDS: Final = 8
 MODELS: Final = (("NVIDIA H100 80GB HBM3", 79), ("NVIDIA A100-SXM4-40GB", 39), ("NVIDIA L40S", 44))
@@ -39,13 +38,8 @@ FOREIGN: Final = 20
 
 def main() -> None:
     """Run the benchmark as its command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ask", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=5000, help="nodes of eight cards (default 5000)")
-    parser.add_argument("--pods", type=int, default=20_000, help="pods (default 20000)")
-    parser.add_argument("--runs", type=int, default=5, help="runs of each command (default 5)")
-    options = parser.parse_args()
-    if min(options.nodes, options.pods, options.runs) < 1:
-        parser.error("--nodes, --pods and --runs must be 1 or more")
+    numbers = {"nodes": (5000, "nodes of eight cards"), "pods": (20_000, "pods")}
+    options = make_parser("ask", __doc__, **numbers, runs=(5, "runs of each command")).parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cluster.json"

@@ -5,7 +5,6 @@ up in which pods fill the cards, and pods of so many kinds that wait. The last l
 processor time, the median of the passes, and how many passes reading the cluster takes.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -15,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from benchmarks.ask import RESOURCE, cluster, pod
-from benchmarks.machine import machine
+from benchmarks.machine import machine, make_parser
 from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.autoscale.scale_down import find_nodes_to_keep
 from gpupack.whatif.cluster import Cluster
@@ -25,16 +24,16 @@ UNSCHEDULABLE: Final = {"type": "PodScheduled", "status": "False", "reason": "Un
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark as its command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscale", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=5000, help="nodes of eight cards (default 5000)")
-    parser.add_argument("--pods", type=int, default=40_000, help="pods that run (default 40000)")
-    parser.add_argument("--waiting", type=int, default=1000, help="pods that wait (default 1000)")
-    parser.add_argument("--kinds", type=int, default=50, help="kinds of them (default 50)")
-    parser.add_argument("--passes", type=int, default=5, help="passes (default 5)")
+    parser = make_parser(
+        "autoscale",
+        __doc__,
+        nodes=(5000, "nodes of eight cards"),
+        pods=(40_000, "pods that run"),
+        waiting=(1000, "pods that wait"),
+        kinds=(50, "kinds of them"),
+        passes=(5, "passes"),
+    )
     options = parser.parse_args(arguments)
-    for name in ("nodes", "pods", "waiting", "kinds", "passes"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} {getattr(options, name)}; allowed: 1 or more")
     print(machine())
     found = cluster(options.nodes, options.pods)
     found["items"] = [item for item in found["items"] if item["metadata"]["name"] != "waiting"]

@@ -14,21 +14,15 @@ The last line is JSON; its `ours` is how much longer pods wait beside gangs than
 over the same with the extender that decides nothing. 1.1 is 10 % worse.
 """
 
-import argparse
 import json
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
-from allocator.packing import Layout, NodeWords, node_resources, width
-from benchmarks.machine import cpu_s, machine
+from benchmarks.machine import cpu_s, machine, make_parser
 from benchmarks.throughput import (
-    CARD_GIB,
-    CARDS,
     EXTENDER,
     GANG_PODS,
     GROUPS,
@@ -41,7 +35,8 @@ from benchmarks.throughput import (
     watch,
 )
 from tests.cluster.harness import Api, Cluster, until, workload
-from tests.cluster.harness.cluster import PODS
+from tests.cluster.harness.cluster import NODES, PODS
+from tests.cluster.harness.post_server import PostServer
 
 USED_GIB, GANG_GIB, POD_GIB = 60, 40, 4
 OURS, NOBODY = "gpupack", "an extender that decides nothing"
@@ -50,14 +45,15 @@ EXTENDERS: Final = (OURS, NOBODY)
 
 def main() -> None:
     """Run the benchmark as its command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.beside_gangs", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=50, help="fake nodes (default 50)")
-    parser.add_argument("--gangs", type=int, default=10, help="gangs that fail (default 10)")
-    parser.add_argument("--pods", type=int, default=50, help="pods on their own in a round (default 50)")
-    parser.add_argument("--rounds", type=int, default=4, help="rounds (default 4)")
+    parser = make_parser(
+        "beside_gangs",
+        __doc__,
+        nodes=(50, "fake nodes"),
+        gangs=(10, "gangs that fail"),
+        pods=(50, "pods on their own in a round"),
+        rounds=(4, "rounds"),
+    )
     options = parser.parse_args()
-    if min(options.nodes, options.gangs, options.pods, options.rounds) < 1:
-        parser.error("all numbers must be 1 or more")
     print(machine())
     waits: dict[tuple[str, int], list[float]] = {}
     costs: dict[tuple[str, int], list[dict[str, float]]] = {}
@@ -65,7 +61,7 @@ def main() -> None:
     try:
         cluster.control.with_pod_groups = True
         cluster.control.start_without_controllers()
-        in_parallel(options.nodes, lambda index: cluster.api.post("/api/v1/nodes", used_node(index)))
+        in_parallel(options.nodes, lambda index: cluster.api.post(NODES, fake_node(index, used_gib=USED_GIB)))
         for number in range(options.rounds):
             for extender in EXTENDERS if number % 2 == 0 else reversed(EXTENDERS):
                 for gangs in (0, options.gangs):
@@ -133,12 +129,10 @@ def serve(cluster: Cluster, extender: str) -> Iterator[str]:
     """Run an extender; give its URL."""
     if extender == NOBODY:
         server = IdleExtender(cluster.api)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield server.url
         finally:
-            server.shutdown()
-            server.server_close()
+            server.stop()
         return
     cluster.extender.start()
     try:
@@ -147,20 +141,16 @@ def serve(cluster: Cluster, extender: str) -> Iterator[str]:
         cluster.extender.kill()
 
 
-class IdleExtender(ThreadingHTTPServer):
+class IdleExtender(PostServer):
     """An extender that decides nothing but that no pod of a gang fits."""
 
-    daemon_threads = True
-
-    def handle_error(self, *_: Any) -> None:
-        """Say nothing: kube-scheduler is killed at the end of each round."""
-
     def __init__(self, api: Api) -> None:
-        super().__init__(("127.0.0.1", 0), _IdleHandler)
         self.api = api
+        super().__init__(lambda path, body: (200, json.dumps(self.answer(path, json.loads(body))).encode()))
 
-    def answer(self, verb: str, asked: Any) -> Any:
+    def answer(self, path: str, asked: Any) -> Any:
         """Answer a call as an extender does."""
+        verb = path.rpartition("/")[2]
         if verb == "bind":
             target = {"apiVersion": "v1", "kind": "Node", "name": asked["Node"]}
             body = {"metadata": {"name": asked["PodName"], "uid": asked["PodUID"]}, "target": target}
@@ -172,23 +162,6 @@ class IdleExtender(ThreadingHTTPServer):
         if asked["Pod"]["spec"].get("schedulingGroup"):
             return {"NodeNames": [], "FailedAndUnresolvableNodes": dict.fromkeys(names, "no")}
         return {"NodeNames": names[:1]}
-
-
-class _IdleHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: IdleExtender
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        body = json.dumps(self.server.answer(self.path.rpartition("/")[2], asked)).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
 
 
 def count_refused(api: Api) -> int:
@@ -216,17 +189,6 @@ def member(index: int) -> dict[str, Any]:
     pod = workload.pod(f"member-{index:05d}", container)
     pod["spec"]["schedulingGroup"] = {"podGroupName": f"gang-{index // GANG_PODS}"}
     return pod
-
-
-def used_node(index: int) -> dict[str, Any]:
-    """A fake node with as much in use on every card."""
-    made = fake_node(index)
-    layout = Layout(bits=width(CARD_GIB), cards=CARDS, unit_mib=1024)
-    words = NodeWords(layout, (CARD_GIB,) * CARDS, (USED_GIB,) * CARDS, revision=1)
-    amounts = {key: str(value) for key, value in node_resources(words).items()}
-    for part in ("capacity", "allocatable"):
-        made["status"][part] = {**made["status"][part], **amounts}
-    return made
 
 
 if __name__ == "__main__":

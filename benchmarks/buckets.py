@@ -15,20 +15,18 @@ that fit are scored for each pod. `index` is mode `pick`. Pods are of 20
 kinds in turn, or each of a kind of its own. The last line is JSON.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from allocator.names import QUEUE_GATE, QUEUE_NAME
 from allocator.request import PodRequest
 from benchmarks.burst import cluster
-from kubeapi.objects import Node, Pod
+from benchmarks.machine import make_parser
+from benchmarks.queue import add_gated_pod, add_node
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.state import ClusterState
@@ -129,10 +127,8 @@ class QueueBench:
         rng = np.random.default_rng(1)
         for number in range(nodes):
             used = rng.integers(0, 97, 8).clip(0, 80).tolist()
-            raw: Any = node_object(f"n{number:05}", (80,) * 8, used, version=1, cpu="128", memory="1024Gi")
-            node = msgspec.convert(raw, Node)
-            self.queue.state.apply_node(node, 0.0)
-            self.queue.set_node(f"n{number:05}", node.traits)
+            raw = node_object(f"n{number:05}", (80,) * 8, used, version=1, cpu="128", memory="1024Gi")
+            add_node(self.queue, raw)
         policy: Any = self.queue.capacity.policies.get_policy(PodRequest(()))
         self._pick, self._score = policy.pick, policy.score
         policy.pick, policy.score = self.pick, self.score
@@ -151,21 +147,16 @@ class QueueBench:
     def place(self, kind: int) -> float:
         """Place a pod; seconds."""
         self._pods += 1
-        raw: Any = pod_object(
-            f"p{self._pods}", 1 + 3 * (kind % 18), cpu=f"{100 + kind}m", version=self._pods + 1
-        )
-        raw["metadata"]["labels"] = {QUEUE_NAME: "a"}
-        raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
-        pod = msgspec.convert(raw, Pod)
-        self.queue.state.apply_pod(pod, 0.0)
-        self.queue.apply_pod(pod, 0.0)
-        wants = self.queue.queued_pods[pod.metadata.uid].requirements
+        units, cpu = 1 + 3 * (kind % 18), f"{100 + kind}m"
+        raw = pod_object(f"p{self._pods}", units, cpu=cpu, version=self._pods + 1)
+        uid = add_gated_pod(self.queue, raw, "a")
+        wants = self.queue.queued_pods[uid].requirements
         assert wants is not None
         # Asked before: the queue knows where each kind that waits would fit.
         self.queue.capacity.mask_fits(wants)
         start = time.perf_counter()
         fits = self.queue.capacity.mask_fits(wants)
-        node = self.queue.admission.placer.place_pod(pod.metadata.uid, wants, fits, 0.0)
+        node = self.queue.admission.placer.place_pod(uid, wants, fits, 0.0)
         took = time.perf_counter() - start
         assert node
         return took
@@ -191,7 +182,7 @@ def measure_queue(nodes: int) -> list[dict[str, float | str]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.buckets", description=__doc__)
+    parser = make_parser("buckets", __doc__)
     parser.add_argument("--nodes", default="1000,5000,15000", help="by commas (default: %(default)s)")
     options = parser.parse_args(arguments)
     heads = ("probes", "touched", "touched_mean", "pick_us", "scan_us", "arrays_us", "arrays_scan_us")

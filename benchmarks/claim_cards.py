@@ -12,9 +12,7 @@ Printed are GPUs allocated in percent when pods asking for 100 % and for 130 % h
 seeds. The last line is JSON.
 """
 
-import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +23,7 @@ import numpy as np
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from benchmarks.machine import machine
-from benchmarks.policies import NODES
+from benchmarks.policies import NODES, make_traces_parser
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.scheduling.policies.registry import NodePolicy, PolicyRequest
 from scheduler_plugin.simulator.cluster import SimulatedCluster
@@ -63,10 +61,7 @@ def make_way(name: str) -> tuple[NodePolicy, str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.claim_cards", description=__doc__)
-    parser.add_argument("--traces", required=True, help="folder with the CSV files")
-    parser.add_argument("--seeds", default="42-44", help="seeds (default: %(default)s)")
-    options = parser.parse_args(arguments)
+    options = make_traces_parser("claim_cards", __doc__, "42-44").parse_args(arguments)
     print(machine())
     folder = Path(options.traces)
     found: dict[str, dict[str, tuple[float, float]]] = {}
@@ -94,4 +89,4 @@ def _ignore(_line: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

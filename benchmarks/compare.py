@@ -11,7 +11,6 @@ of the commits has are left out, and so are those that never differ, such as the
 line is JSON: by figure the medians of both commits and of the ratios, and the smallest and the largest ratio.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -24,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.machine import children_cpu_s, machine
+from benchmarks.machine import children_cpu_s, machine, make_parser
 
 BENCHMARKS: Final[Mapping[str, tuple[str, ...]]] = {
     "extender": ("--calls", "200"),
@@ -54,17 +53,14 @@ class Comparison:
 
 def main(arguments: Sequence[str] | None = None, repository: Path = Path()) -> None:
     """Run the benchmarks as the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
+    parser = make_parser("compare", __doc__, rounds=(5, "runs of each benchmark"))
     parser.add_argument("base", help="the commit to compare with")
     parser.add_argument("head", nargs="?", default="HEAD", help="the commit that is compared (default HEAD)")
     parser.add_argument("--only", default=DEFAULT, help=f"of {','.join(BENCHMARKS)} (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each benchmark (default 5)")
     options = parser.parse_args(arguments)
     names = options.only.split(",")
     if not set(names) <= set(BENCHMARKS):
         parser.error(f"--only {options.only}; allowed: {', '.join(BENCHMARKS)}, by commas")
-    if options.rounds < 1:
-        parser.error(f"--rounds {options.rounds}; allowed: 1 or more")
     print(machine())
     compared: dict[str, Comparison] = {}
     with check_out(repository, options.base) as base, check_out(repository, options.head) as head:

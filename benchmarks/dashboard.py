@@ -12,7 +12,6 @@ node's words change every 50 ms for some seconds. The last line is JSON:
 `python -m benchmarks.dashboard --screenshots FOLDER` writes the pictures instead.
 """
 
-import argparse
 import asyncio
 import json
 import math
@@ -30,7 +29,7 @@ import msgspec
 from allocator.names import QUEUE_GATE
 from benchmarks.browser import Tab, chromium
 from benchmarks.fleet import TEAMS, Fleet
-from benchmarks.machine import machine, percentile, resident_mib
+from benchmarks.machine import machine, make_parser, percentile, resident_mib
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess, GpuSample
 from deviceplugin.gpus.simulated.telemetry import simulate_telemetry
 from deviceplugin.monitoring.sampling import SAMPLE_S
@@ -60,12 +59,9 @@ PHONE: Final = (390, 844)
 
 def main() -> None:
     """Run the benchmark, or write the pictures, as the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.dashboard", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=5000, help="nodes of eight cards (default 5000)")
+    parser = make_parser("dashboard", __doc__, nodes=(5000, "nodes of eight cards"))
     parser.add_argument("--screenshots", metavar="FOLDER", help="write the pictures of the documents there")
     options = parser.parse_args()
-    if options.nodes < 1:
-        parser.error("--nodes must be 1 or more")
     if options.screenshots is not None:
         Path(options.screenshots).mkdir(parents=True, exist_ok=True)
         asyncio.run(screenshots(Path(options.screenshots)))

@@ -17,17 +17,18 @@ kube-scheduler's order of names is not the same twice when it filters in paralle
 in a new order with every call, so that nothing about the list can be remembered.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
-import signal
 import sys
 import tempfile
 import time
+from asyncio.subprocess import DEVNULL, Process
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ from allocator.names import (
 )
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, Holds, dump_assigned, dump_cards, dump_holds
-from benchmarks.machine import cpu_s, free_port, machine, percentile, resident_mib
+from benchmarks.machine import cpu_s, free_port, machine, make_parser, percentile, resident_mib, spread
+from tests.http_server import serving
 
 CARDS = 8
 CARD_UNITS = 79
@@ -58,14 +60,11 @@ START_LIMIT_S = 120
 
 def main() -> None:
     """Run the benchmark as its command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.extender", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=5000, help="fake nodes (default 5000)")
+    numbers = {"nodes": (5000, "fake nodes"), "calls": (1000, "pairs of calls measured")}
+    parser = make_parser("extender", __doc__, **numbers)
     parser.add_argument("--policy", default=DEFAULT_NODE_POLICY, help="node policy (default: %(default)s)")
-    parser.add_argument("--calls", type=int, default=1000, help="pairs of calls measured (default 1000)")
     parser.add_argument("--shuffle", action="store_true", help="send the names in a new order every time")
     options = parser.parse_args()
-    if min(options.nodes, options.calls) < 1:
-        parser.error("--nodes and --calls must be 1 or more")
     print(machine())
     asyncio.run(measure(options.nodes, options.policy, options.calls, shuffle=options.shuffle))
 
@@ -156,26 +155,14 @@ class FakeCluster:
         for queue in self.watchers:
             queue.put_nowait(line)
 
-    async def serve(self) -> tuple[web.AppRunner, str]:
-        """Serve lists in pages, and watches."""
-        app = web.Application()
-        app.router.add_get("/api/v1/nodes", self._nodes)
-        app.router.add_get("/api/v1/pods", self._pods)
-        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
-
-    async def _nodes(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Serve lists in pages, and watches; only nodes change."""
+        what = request.path.removeprefix("/api/v1/")
+        if what not in self.listed:
+            return web.Response(status=404)
         if "watch" in request.query:
-            return await self._watch(request, hears=True)
-        return self._page(request, self.listed["nodes"])
-
-    async def _pods(self, request: web.Request) -> web.StreamResponse:
-        if "watch" in request.query:
-            return await self._watch(request, hears=False)
-        return self._page(request, self.listed["pods"])
+            return await self._watch(request, hears=what == "nodes")
+        return self._page(request, self.listed[what])
 
     def _page(self, request: web.Request, items: Sequence[str]) -> web.Response:
         if not self.asked_first:
@@ -253,37 +240,25 @@ def shapes() -> list[dict[str, Any]]:
 async def measure(nodes: int, policy: str, calls: int, *, shuffle: bool) -> None:
     """Start the server, ask, print."""
     cluster = FakeCluster(nodes)
-    runner, api = await cluster.serve()
-    with tempfile.TemporaryDirectory() as folder:
-        kubeconfig = Path(folder) / "kubeconfig"
-        kubeconfig.write_text(kubeconfig_of(api))
+    async with AsyncExitStack() as stack:
+        kubeconfig = await stack.enter_async_context(serving_cluster(cluster.answer))
         address = f"127.0.0.1:{free_port()}"
         began = time.perf_counter()
-        arguments = {"--kubeconfig": str(kubeconfig), "--http": address, "--node-policy": policy}
-        server = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gpupack", "scheduler"),
-            *(word for pair in arguments.items() for word in pair),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        options = [f"--kubeconfig={kubeconfig}", f"--http={address}", f"--node-policy={policy}"]
+        command = [sys.executable, "-m", "gpupack", "scheduler", *options]
+        server = await stack.enter_async_context(running(command))
         cluster.server_pid = server.pid
-        try:
-            async with aiohttp.ClientSession(f"http://{address}") as session:
-                await ready(session, server)
-                now = time.perf_counter()
-                list_s = now - cluster.asked_first
-                list_cpu_s = cpu_s(server.pid) - cluster.cpu_before_s
-                print(
-                    f"ready {now - began:.2f} s after its start, {list_s:.2f} s of them for the lists of "
-                    f"{nodes} nodes and {len(cluster.pods)} pods, {list_cpu_s:.2f} s of those processor time"
-                )
-                handled, waited = await ask(session, cluster, calls, shuffle=shuffle)
-                rss_mib = resident_mib(server.pid)
-        finally:
-            if server.returncode is None:
-                server.send_signal(signal.SIGTERM)
-            await server.wait()
-            await runner.cleanup()
+        session = await stack.enter_async_context(aiohttp.ClientSession(f"http://{address}"))
+        await ready(session, server)
+        now = time.perf_counter()
+        list_s = now - cluster.asked_first
+        list_cpu_s = cpu_s(server.pid) - cluster.cpu_before_s
+        print(
+            f"ready {now - began:.2f} s after its start, {list_s:.2f} s of them for the lists of "
+            f"{nodes} nodes and {len(cluster.pods)} pods, {list_cpu_s:.2f} s of those processor time"
+        )
+        handled, waited = await ask(session, cluster, calls, shuffle=shuffle)
+        rss_mib = resident_mib(server.pid)
     figures: dict[str, float] = {"nodes": nodes}
     for what in ("filter", "both"):
         for percent in (50, 99):
@@ -292,14 +267,47 @@ async def measure(nodes: int, policy: str, calls: int, *, shuffle: bool) -> None
         figures[f"compute_{what}_ratio"] = round(percentile(ratios, 50), 2)
         for kind in ("", "compute_"):
             name = f"{kind}{what}"
-            print(f"{name:14} handled {spread(handled[name])}; client waited {spread(waited[name])}")
+            print(f"{name:14} handled {spread(handled[name])} ms; client waited {spread(waited[name])} ms")
     order = "new" if shuffle else "same"
     print(f"resident {rss_mib:.1f} MiB; policy {policy}, {calls} pairs of calls, {order} order of names each")
     figures |= {"rss_mib": round(rss_mib, 1), "list_s": round(list_s, 3), "list_cpu_s": round(list_cpu_s, 2)}
     print(json.dumps(figures))
 
 
-async def ready(session: aiohttp.ClientSession, server: asyncio.subprocess.Process) -> None:
+@asynccontextmanager
+async def serving_cluster(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[Path]:
+    """Serve an API server on loopback; gives the path of a kubeconfig for it."""
+    async with serving(answer) as url:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kubeconfig"
+            path.write_text(kubeconfig_of(url))
+            yield path
+
+
+@asynccontextmanager
+async def running(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Process]:
+    """Run a server in silence, and end it: by force when it takes ten seconds."""
+    server = await asyncio.create_subprocess_exec(
+        *command, env={**os.environ, **(environment or {})}, stdout=DEVNULL, stderr=DEVNULL
+    )
+    try:
+        yield server
+    finally:
+        if server.returncode is None:
+            server.terminate()
+        try:
+            async with asyncio.timeout(10):
+                await server.wait()
+        except TimeoutError:
+            server.kill()
+            await server.wait()
+
+
+async def ready(session: aiohttp.ClientSession, server: Process) -> None:
     """Wait until the server has read its lists."""
     limit = time.monotonic() + START_LIMIT_S
     while time.monotonic() < limit and server.returncode is None:
@@ -362,11 +370,6 @@ async def post(session: aiohttp.ClientSession, path: str, body: bytes) -> tuple[
             raise SystemExit(f"{path}: status {response.status}: {answer[:256]!r}")
         spent = float(response.headers["Server-Timing"].partition("dur=")[2])
     return spent, (time.perf_counter() - began) * 1000
-
-
-def spread(values: Sequence[float]) -> str:
-    """Write a distribution of milliseconds for people."""
-    return f"p50 {percentile(values, 50):.3f} p99 {percentile(values, 99):.3f} ms"
 
 
 def kubeconfig_of(server: str) -> str:

@@ -21,7 +21,6 @@ Measured are
 The last line is JSON.
 """
 
-import argparse
 import asyncio
 import json
 import tempfile
@@ -35,17 +34,23 @@ import msgspec
 import yaml
 from aiohttp import ClientSession
 
-from allocator.names import POD_ASSIGNED, resource_name
 from allocator.packing import read_node
-from allocator.records import dump_assigned
-from benchmarks.machine import machine, percentile, resident_mib
-from benchmarks.node import NODE, PODS_PATH, RunningDaemon, handled, run_daemon, spread, until
+from benchmarks.machine import at_least, machine, make_parser, percentile, resident_mib, spread
+from benchmarks.node import (
+    NODE,
+    PODS_PATH,
+    RESOURCE,
+    RunningDaemon,
+    bind_pod,
+    handled,
+    run_daemon,
+    until,
+)
 from deviceplugin.gpus.simulated.profile import load_profile, parse_profile
 
 CARDS = 16
 INSTANCES = 7
 EVENTS_PER_S = 10_000
-RESOURCE = resource_name(1024)
 PARTS = 5
 WARM_S = 20.0
 LOOK_S = 0.02
@@ -53,14 +58,17 @@ LOOK_S = 0.02
 
 def main() -> None:
     """Run the benchmark as its command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hardware", description=__doc__)
+    parser = make_parser("hardware", __doc__)
     parser.add_argument(
-        "--seconds", type=float, default=300, help="seconds of coming and going (default 300)"
+        "--seconds",
+        type=at_least(float(PARTS)),
+        default=300,
+        help="seconds of coming and going (default 300)",
     )
     parser.add_argument("--pods", type=int, default=1000, help="pods on the node, 1 to 1008 (default 1000)")
     options = parser.parse_args()
-    if options.seconds < PARTS or not 1 <= options.pods <= 1008:
-        parser.error(f"--seconds must be {PARTS} or more, --pods 1 to 1008")
+    if not 1 <= options.pods <= 1008:
+        parser.error(f"--pods {options.pods}; allowed: 1 to 1008")
     print(machine())
     print(json.dumps(asyncio.run(measure(options.seconds, options.pods))))
 
@@ -100,15 +108,7 @@ class World:
         """Bind a pod of one unit to a card and wait until it runs, or is refused."""
         self._made += 1
         name = f"pod-{self._made:06d}"
-        container = {
-            "name": "main",
-            "image": "example.invalid/none",
-            "resources": {"limits": {RESOURCE: "1"}},
-        }
-        pod = {"metadata": {"name": name}, "spec": {"containers": [container]}}
-        uid = json.loads(await self._client.post(PODS_PATH, pod))["metadata"]["uid"]
-        assigned = dump_assigned({"main": ((card, 1),)})
-        await self._client.bind("default", name, uid, NODE, {POD_ASSIGNED: assigned})
+        uid = await bind_pod(self._client, name, card, 1)
         await until(lambda: self.kubelet.admission(uid) is not None, f"{name} is admitted")
         if self._was_refused(uid):
             self.refused += 1

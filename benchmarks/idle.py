@@ -10,7 +10,6 @@ as long, and nobody can be admitted by it. Printed are, in this process:
 The last line is JSON.
 """
 
-import argparse
 import asyncio
 import json
 import logging
@@ -18,12 +17,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import structlog
 
-from allocator.names import QUEUE_GATE, QUEUE_NAME
-from benchmarks.machine import machine
-from kubeapi.objects import Node, Pod
+from benchmarks.machine import machine, make_parser
+from benchmarks.queue import CARD_UNITS, CARDS, SHAPES, add_gated_pod, add_node
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.controller.controller import Controller
@@ -33,9 +30,6 @@ from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node_object, pod_object
 
-CARDS = 8
-CARD_UNITS = 79
-SHAPES = tuple(range(4, 80, 4))[:20]
 WAITED_S = 3600.0
 SETTLE_S = 15.0
 CHANGE_S = 0.1
@@ -52,24 +46,16 @@ def full_queue(queues: int, waiting_pods: int, nodes: int) -> Queue:
     """A queue on full nodes."""
     names = [f"t{number:03}" for number in range(queues)]
     config = parse_config("bench", json.dumps({"queues": [{"name": name} for name in names]}))
-    state = ClusterState(rules=QueueChargeRules())
-    queue = Queue(config, state, ClusterPolicies("fragmentation"))
+    queue = Queue(config, ClusterState(rules=QueueChargeRules()), ClusterPolicies("fragmentation"))
     queue.job_stages.set_jobs([])
     full = (CARD_UNITS,) * CARDS
     for number in range(nodes):
-        raw: Any = node_object(f"n{number:05}", full, full, version=number + 1, cpu="512", memory="4000Gi")
-        node = msgspec.convert(raw, Node)
-        state.apply_node(node, 0.0)
-        queue.set_node(node.metadata.name, node.traits)
+        raw = node_object(f"n{number:05}", full, full, version=number + 1, cpu="512", memory="4000Gi")
+        add_node(queue, raw)
     for number in range(waiting_pods):
-        units = SHAPES[number % len(SHAPES)]
-        raw = pod_object(f"p{number}", units, version=nodes + number + 1, namespace=names[number % queues])
-        raw["metadata"]["labels"] = {QUEUE_NAME: names[number % queues]}
-        raw["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-        raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
-        pod = msgspec.convert(raw, Pod)
-        state.apply_pod(pod, 0.0)
-        queue.apply_pod(pod, 0.0)
+        units, name = SHAPES[number % len(SHAPES)], names[number % queues]
+        raw = pod_object(f"p{number}", units, version=nodes + number + 1, namespace=name)
+        add_gated_pod(queue, raw, name)
     return queue
 
 
@@ -96,17 +82,17 @@ async def shares(queue: Queue, seconds: float) -> tuple[float, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.idle", description=__doc__)
-    parser.add_argument("--queues", type=int, default=100)
-    parser.add_argument("--waiting", type=int, default=10_000)
-    parser.add_argument("--nodes", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser = make_parser(
+        "idle",
+        __doc__,
+        queues=(100, "queues"),
+        waiting=(10_000, "pods that wait"),
+        nodes=(1000, "full nodes"),
+        seconds=(60.0, "seconds of each half"),
+    )
     options = parser.parse_args(arguments)
-    for name in ("queues", "waiting", "nodes", "seconds"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} {getattr(options, name)}; allowed: 1 or more")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    print(f"machine: {machine()}")
+    print(machine())
     queue = full_queue(options.queues, options.waiting, options.nodes)
     list(queue.admit_workloads(0.0))
     explain_waiting(queue, 0.0)

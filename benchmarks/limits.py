@@ -7,7 +7,6 @@ already. A limit counts from when the driver has it. The time that NVIDIA's driv
 The last line is JSON.
 """
 
-import argparse
 import asyncio
 import json
 import logging
@@ -28,7 +27,7 @@ import structlog
 from allocator.cards import Card
 from allocator.ids import device_id
 from allocator.ledger import CheckpointEntry, Ledger
-from benchmarks.machine import machine, percentile
+from benchmarks.machine import machine, make_parser, percentile, spread
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.enforcement.enforcer import Enforcer
 from deviceplugin.enforcement.granted_memory import GrantedMemory
@@ -216,25 +215,18 @@ async def measure(root: Path, others: int, timed: int) -> list[float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.limits", description=__doc__)
-    parser.add_argument("--pods", type=int, default=1000, help="pods that the node has already")
-    parser.add_argument("--timed", type=int, default=300, help="containers that are timed")
-    options = parser.parse_args(arguments)
+    numbers = {"pods": (1000, "pods that the node has already"), "timed": (300, "containers that are timed")}
+    options = make_parser("limits", __doc__, **numbers).parse_args(arguments)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with cgroup_root() as (root, where):
         print(machine())
         bare = asyncio.run(measure_bare(root, options.timed))
         found = asyncio.run(measure(root, options.pods, options.timed))
-    print(f"cgroup made to a watcher that does nothing at all: {_summed(bare)}")
+    print(f"cgroup made to a watcher that does nothing at all: {spread(bare)} ms")
     p50, p99, worst = percentile(found, 50), percentile(found, 99), max(found)
     print(f"{len(found)} containers on a node with {options.pods} other pods; {where}")
-    print(f"cgroup made to limit in force: {_summed(found)}")
+    print(f"cgroup made to limit in force: {spread(found)} ms")
     print(json.dumps({"p50_ms": round(p50, 3), "p99_ms": round(p99, 3), "worst_ms": round(worst, 3)}))
-
-
-def _summed(found: Sequence[float]) -> str:
-    p50, p99 = percentile(found, 50), percentile(found, 99)
-    return f"p50 {p50:.2f} ms, p99 {p99:.2f} ms, worst {max(found):.2f} ms"
 
 
 if __name__ == "__main__":

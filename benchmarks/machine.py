@@ -1,10 +1,11 @@
-"""What every benchmark says of the machine and of processes, and how it sums up times."""
+"""What every benchmark has: its command line, what it says of machine and processes, sums of times."""
 
+import argparse
 import os
 import platform
 import resource
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
@@ -23,6 +24,39 @@ def machine() -> str:
         f"machine: {os.cpu_count()} x {cpu}, {memory_gib:.0f} GiB, Linux {platform.release()}, "
         f"Python {platform.python_version()}"
     )
+
+
+def make_parser(name: str, about: str | None, **numbers: tuple[float, str]) -> argparse.ArgumentParser:
+    """Make the command line of a benchmark.
+
+    Args:
+        name: Its module.
+        about: Its docstring.
+        numbers: Options for numbers of at least 1, each with its default and what it is; whole where the
+            default is.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
+    for option, (default, what) in numbers.items():
+        flag, of_type = f"--{option.replace('_', '-')}", at_least(type(default)(1))
+        parser.add_argument(flag, type=of_type, default=default, help=f"{what} (default %(default)s)")
+    return parser
+
+
+def at_least(least: float) -> Callable[[str], float]:
+    """Make the type of an option for numbers from `least` on; whole ones where that is."""
+
+    def number(text: str) -> float:
+        value = type(least)(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text}; allowed: {least} or more")
+        return value
+
+    return number
+
+
+def spread(values: Sequence[float]) -> str:
+    """Write a distribution for people."""
+    return f"p50 {percentile(values, 50):.3f} p99 {percentile(values, 99):.3f} worst {max(values):.3f}"
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -6,7 +6,6 @@ of two tiers with real processes, which takes six seconds. The last line is JSON
 here to options and further figures.
 """
 
-import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -16,7 +15,8 @@ import numpy as np
 from allocator.packing import NodeWords, node_resources, read_node
 from allocator.request import ContainerRequest, PodRequest
 from benchmarks.burst import COMMIT_S, ONE_SCHEDULER_S, PODS, PREPARE_S, burst, commit_times
-from benchmarks.slots import rounds
+from benchmarks.machine import make_parser
+from benchmarks.slots import find_busy_percent, rounds
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -171,8 +171,7 @@ def slots() -> Figures:
     figures: Figures = {}
     for name, borrowing in (("without borrowing", False), ("with borrowing", True)):
         sat = rounds(borrowing=borrowing)
-        busy = [bool(task) for slot in sat for task in slot]
-        figures[name] = {"rounds": len(sat[0]), "busy_percent": round(100 * sum(busy) / len(busy), 1)}
+        figures[name] = {"rounds": len(sat[0]), "busy_percent": round(find_busy_percent(sat), 1)}
     both = "; ".join(
         f"{name} {f['rounds']} rounds, {f['busy_percent']:g} % busy" for name, f in figures.items()
     )
@@ -191,7 +190,7 @@ METHODS: Final[Mapping[str, Callable[[], Figures]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.methods", description=__doc__)
+    parser = make_parser("methods", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(METHODS)} (default: all)")
     parser.add_argument("--measured", action="store_true", help="run the burst of two tiers, too: 6 s")
     options = parser.parse_args(arguments)

@@ -19,7 +19,6 @@ Then nothing happens for a while with twenty pods running. Measured:
 The last line is JSON.
 """
 
-import argparse
 import asyncio
 import json
 import sys
@@ -37,7 +36,7 @@ from allocator.names import POD_ASSIGNED, resource_name
 from allocator.packing import read_node
 from allocator.records import dump_assigned
 from benchmarks.caller import Caller, calling, first_line, process
-from benchmarks.machine import cpu_s, free_port, machine, percentile, resident_mib
+from benchmarks.machine import cpu_s, free_port, machine, make_parser, percentile, resident_mib, spread
 from deviceplugin.gpus.simulated.profile import load_profile
 from kubeapi.client import KubeClient
 from standins.kubelet.node import Kubelet
@@ -70,13 +69,14 @@ asyncio.run(main())
 
 def main() -> None:
     """Run the benchmark as its command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.node", description=__doc__)
-    parser.add_argument("--idle-s", type=float, default=300, help="seconds of idling (default 300)")
-    parser.add_argument("--rounds", type=int, default=25, help="times 20 pods come and go (default 25)")
-    parser.add_argument("--restarts", type=int, default=10, help="restarts of the kubelet (default 10)")
+    parser = make_parser(
+        "node",
+        __doc__,
+        idle_s=(300.0, "seconds of idling"),
+        rounds=(25, "times 20 pods come and go"),
+        restarts=(10, "restarts of the kubelet"),
+    )
     options = parser.parse_args()
-    if options.idle_s < 1 or options.rounds < 1 or options.restarts < 1:
-        parser.error("--idle-s, --rounds and --restarts must be 1 or more")
     print(machine())
     print(json.dumps(asyncio.run(measure(options.idle_s, options.rounds, options.restarts))))
 
@@ -119,12 +119,7 @@ class World:
         for number in range(count):
             self._made += 1
             name, units = f"pod-{self._made:05d}", POD_UNITS[number % len(POD_UNITS)]
-            limits = {RESOURCE: str(units)}
-            container = {"name": "main", "image": "example.invalid/none", "resources": {"limits": limits}}
-            pod = {"metadata": {"name": name}, "spec": {"containers": [container]}}
-            uid = json.loads(await self._client.post(PODS_PATH, pod))["metadata"]["uid"]
-            assigned = dump_assigned({"main": ((self._cards[number % CARDS], units),)})
-            await self._client.bind("default", name, uid, NODE, {POD_ASSIGNED: assigned})
+            await bind_pod(self._client, name, self._cards[number % CARDS], units)
             pods[name] = units
             await until(lambda: self.running() == running + len(pods), f"{name} runs")
         await until(lambda: self.used == before + sum(pods.values()), "the words have all pods")
@@ -213,6 +208,17 @@ def times_empty(allocated_ms: Sequence[float], empty_ms: Sequence[float], share:
     return round(percentile(allocated_ms, share) / percentile(empty_ms, share), 2)
 
 
+async def bind_pod(client: KubeClient, name: str, card: str, units: int) -> str:
+    """Create a pod, and bind it to units of a card as the extender does; returns its UID."""
+    limits = {RESOURCE: str(units)}
+    container = {"name": "main", "image": "example.invalid/none", "resources": {"limits": limits}}
+    pod = {"metadata": {"name": name}, "spec": {"containers": [container]}}
+    uid = str(json.loads(await client.post(PODS_PATH, pod))["metadata"]["uid"])
+    assigned = dump_assigned({"main": ((card, units),)})
+    await client.bind("default", name, uid, NODE, {POD_ASSIGNED: assigned})
+    return uid
+
+
 class RunningDaemon(NamedTuple):
     """The daemon's process and what it serves; `caller` calls it from a process that does nothing else."""
 
@@ -237,7 +243,7 @@ async def run_daemon(profile: str | Path) -> AsyncIterator[RunningDaemon]:
         stack.push_async_callback(kubelet.stop)
         client = await stack.enter_async_context(await KubeClient.connect(kubeconfig))
         port = free_port()
-        daemon = await process(stack, command(kubeconfig, kubelet, port, profile), log)
+        daemon = await process(stack, command(kubeconfig, kubelet.device_plugin_dir, port, profile), log)
         try:
             yield RunningDaemon(client, kubelet, daemon.pid, port, caller)
         except BaseException:
@@ -259,16 +265,22 @@ async def start() -> AsyncIterator[World]:
             await asyncio.gather(following, return_exceptions=True)
 
 
-def command(kubeconfig: str, kubelet: Kubelet, port: int, profile: str | Path) -> list[str]:
-    """Write the command line of the daemon."""
+def command(kubeconfig: str, plugins: Path, port: int, profile: str | Path, **more: Any) -> list[str]:
+    """Write the command line of the daemon.
+
+    Args:
+        plugins: The folder of device plugins in the kubelet's.
+        more: Further options.
+    """
     options: dict[str, Any] = {
         "node-name": NODE,
         "gpus": "simulated",
         "profile": profile,
         "kubeconfig": kubeconfig,
-        "device-plugin-dir": kubelet.device_plugin_dir,
-        "kubelet-dir": kubelet.device_plugin_dir.parent,
+        "device-plugin-dir": plugins,
+        "kubelet-dir": plugins.parent,
         "http": f"127.0.0.1:{port}",
+        **{name.replace("_", "-"): value for name, value in more.items()},
     }
     return [sys.executable, "-m", "gpupack", "node", *(f"--{key}={value}" for key, value in options.items())]
 
@@ -294,11 +306,6 @@ async def handled(port: int) -> str:
         ]
     within = {sample.labels["le"]: sample.value for sample in samples if "le" in sample.labels}
     return ", ".join(f"{100 * within[le] / within['+Inf']:.1f} % in {le} s" for le in HANDLED_S)
-
-
-def spread(values: Sequence[float]) -> str:
-    """Write a distribution for people."""
-    return f"p50 {percentile(values, 50):.3f} p99 {percentile(values, 99):.3f} worst {max(values):.3f}"
 
 
 if __name__ == "__main__":

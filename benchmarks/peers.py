@@ -10,14 +10,11 @@ The two programs are built from their sources, `go build ./cmd/scheduler` of Pro
 alone. Nothing is bound: binding waits for nodes that are not there.
 """
 
-import argparse
 import asyncio
 import json
-import os
-import signal
 import sys
-import tempfile
 import time
+from asyncio.subprocess import Process
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +26,8 @@ from aiohttp import web
 from allocator.names import NODE_CARDS, NODE_HOLDS
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
-from benchmarks.extender import CARD_UNITS, CARDS, RESOURCE, kubeconfig_of, pod_object
-from benchmarks.machine import free_port, machine, percentile, resident_mib
+from benchmarks.extender import CARD_UNITS, CARDS, RESOURCE, pod_object, running, serving_cluster
+from benchmarks.machine import free_port, machine, make_parser, percentile, resident_mib
 
 MIB: Final = 81_559
 START_LIMIT_S: Final = 300
@@ -76,14 +73,10 @@ class Peer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=1000, help="fake nodes (default 1000)")
-    parser.add_argument("--calls", type=int, default=50, help="calls measured (default 50)")
+    parser = make_parser("peers", __doc__, nodes=(1000, "fake nodes"), calls=(50, "calls measured"))
     parser.add_argument("--hami", help="HAMi's scheduler program")
     parser.add_argument("--gpushare", help="gpushare's extender program")
     options = parser.parse_args()
-    if min(options.nodes, options.calls) < 1:
-        parser.error("--nodes and --calls must be 1 or more")
     gpupack = (sys.executable, "-m", "gpupack", "scheduler", "--kubeconfig={kubeconfig}")
     peers = [Peer("gpupack", (*gpupack, "--http=127.0.0.1:{port}"), "/filter", {RESOURCE: "8"})]
     if options.gpushare:
@@ -164,16 +157,7 @@ class Nodes:
             },
         }
 
-    async def serve(self) -> tuple[web.AppRunner, str]:
-        app = web.Application(client_max_size=1 << 26)
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         query, parts = request.query, request.path.strip("/").split("/")
         if "sendInitialEvents" in query:  # clients fall back to a list and a watch
             return web.json_response({"kind": "Status", "status": "Failure", "code": 400}, status=400)
@@ -199,42 +183,26 @@ class Nodes:
 async def measure(peers: Sequence[Peer], nodes: int, calls: int) -> None:
     """Start one scheduler after the other, ask, print."""
     cluster = Nodes(nodes)
-    runner, api = await cluster.serve()
     figures: dict[str, float] = {"nodes": nodes}
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "kubeconfig").write_text(kubeconfig_of(api))
-            (Path(folder) / "hami.yaml").write_text(HAMI_CONFIG)
-            for peer in peers:
-                figures |= await _measure_one(peer, cluster, folder, calls)
-    finally:
-        await runner.cleanup()
+    async with serving_cluster(cluster.answer) as kubeconfig:
+        kubeconfig.with_name("hami.yaml").write_text(HAMI_CONFIG)
+        for peer in peers:
+            figures |= await _measure_one(peer, cluster, kubeconfig, calls)
     print(json.dumps(figures))
 
 
-async def _measure_one(peer: Peer, cluster: Nodes, folder: str, calls: int) -> dict[str, float]:
+async def _measure_one(peer: Peer, cluster: Nodes, kubeconfig: Path, calls: int) -> dict[str, float]:
     port = free_port()
-    kubeconfig = f"{folder}/kubeconfig"
-    server = await asyncio.create_subprocess_exec(
-        *(word.format(port=port, kubeconfig=kubeconfig, folder=folder) for word in peer.command),
-        env={**os.environ, "KUBECONFIG": kubeconfig, "PORT": str(port), "LOG_LEVEL": "error"},
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-            await _wait_until_all_fit(session, peer, cluster, server)
-            waited = [(await _ask(session, peer, cluster, call))[0] for call in range(calls)]
-            resident = resident_mib(server.pid)
-    finally:
-        if server.returncode is None:
-            server.send_signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(10):
-                    await server.wait()
-            except TimeoutError:
-                server.kill()
-                await server.wait()
+    places = {"port": port, "kubeconfig": kubeconfig, "folder": kubeconfig.parent}
+    command = [word.format(**places) for word in peer.command]
+    environment = {"KUBECONFIG": str(kubeconfig), "PORT": str(port), "LOG_LEVEL": "error"}
+    async with (
+        running(command, environment) as server,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+        await _wait_until_all_fit(session, peer, cluster, server)
+        waited = [(await _ask(session, peer, cluster, call))[0] for call in range(calls)]
+        resident = resident_mib(server.pid)
     p50, p99 = percentile(waited, 50), percentile(waited, 99)
     print(
         f"{peer.name}: filter of {len(cluster.names)} nodes waited for p50 {p50:.2f} p99 {p99:.2f} ms, "
@@ -244,7 +212,7 @@ async def _measure_one(peer: Peer, cluster: Nodes, folder: str, calls: int) -> d
 
 
 async def _wait_until_all_fit(
-    session: aiohttp.ClientSession, peer: Peer, cluster: Nodes, server: asyncio.subprocess.Process
+    session: aiohttp.ClientSession, peer: Peer, cluster: Nodes, server: Process
 ) -> None:
     """Wait until the scheduler offers a node for a pod, so that it has read them.
 

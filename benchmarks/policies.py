@@ -13,14 +13,13 @@ line is JSON.
 import argparse
 import csv
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from allocator.names import DEFAULT_CARD_POLICY
-from benchmarks.machine import machine
+from benchmarks.machine import machine, make_parser
 from scheduler_plugin.scheduling.policies import list_names
 from scheduler_plugin.simulator.app import simulate
 from scheduler_plugin.simulator.options import (
@@ -62,16 +61,26 @@ def ours(folder: Path, trace: str, options: argparse.Namespace) -> dict[str, Any
     return means
 
 
+def make_traces_parser(name: str, about: str | None, seeds: str) -> argparse.ArgumentParser:
+    """Make the command line of a benchmark on the traces."""
+    parser = make_parser(name, about)
+    parser.add_argument("--traces", required=True, help="folder with the CSV files")
+    parser.add_argument("--seeds", default=seeds, help="seeds (default: %(default)s)")
+    return parser
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add which policies run, and in how many processes."""
+    parser.add_argument("--policy", default=",".join(list_names()), help="policies (default: all)")
+    jobs = count_default_jobs()
+    parser.add_argument("--jobs", type=int, default=jobs, help="processes (default: %(default)s)")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.policies", description=__doc__)
-    parser.add_argument("--traces", required=True, help="folder with the CSV files")
-    parser.add_argument("--policy", default=",".join(list_names()), help="policies (default: all)")
+    parser = make_traces_parser("policies", __doc__, "42-51")
+    add_run_options(parser)
     parser.add_argument("--card-policy", default=DEFAULT_CARD_POLICY, help="default: %(default)s")
-    parser.add_argument("--seeds", default="42-51", help="seeds (default: %(default)s)")
-    parser.add_argument(
-        "--jobs", type=int, default=count_default_jobs(), help="processes (default: %(default)s)"
-    )
     options = parser.parse_args(arguments)
     print(machine())
     folder = Path(options.traces)
@@ -98,23 +107,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for policy, mine in gains.items():
         each = ", ".join(f"{trace} {gain:+.2f}" for trace, gain in mine.items())
         print(f"{policy} against the published FGD at 130 %: {each}; mean {fmean(mine.values()):+.2f}")
-    json.dump(
-        {
-            "gain_over_fgd": gains.get(KNOWING, {}),
-            "gain_over_fgd_learning": gains.get(LEARNING, {}),
-            "learned_minus_given": {
-                trace: round(learned - gains[KNOWING][trace], 3)
-                for trace, learned in gains.get(LEARNING, {}).items()
-                if trace in gains.get(KNOWING, {})
-            },
-            "allocated_percent_at_130": {
-                trace: {policy: round(mean["allocated_percent"]["130"], 3) for policy, mean in means.items()}
-                for trace, means in everything.items()
-            },
+    last_line = {
+        "gain_over_fgd": gains.get(KNOWING, {}),
+        "gain_over_fgd_learning": gains.get(LEARNING, {}),
+        "learned_minus_given": {
+            trace: round(learned - gains[KNOWING][trace], 3)
+            for trace, learned in gains.get(LEARNING, {}).items()
+            if trace in gains.get(KNOWING, {})
         },
-        sys.stdout,
-    )
-    print()
+        "allocated_percent_at_130": {
+            trace: {policy: round(mean["allocated_percent"]["130"], 3) for policy, mean in means.items()}
+            for trace, means in everything.items()
+        },
+    }
+    print(json.dumps(last_line))
 
 
 if __name__ == "__main__":

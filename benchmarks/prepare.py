@@ -7,7 +7,6 @@ and does not count. Preparing includes two reads of the API server, which the da
 not, and two files. The last line is JSON.
 """
 
-import argparse
 import asyncio
 import json
 import sys
@@ -16,7 +15,6 @@ import time
 import uuid
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -24,8 +22,8 @@ from allocator.ids import device_names
 from allocator.names import DRA_API, DRA_DRIVER, DRA_MEMORY
 from allocator.packing import read_node
 from benchmarks.caller import first_line, process
-from benchmarks.machine import free_port, machine, percentile, resident_mib
-from benchmarks.node import API_SERVER, NODE, PODS_PATH, PROFILE, spread, until
+from benchmarks.machine import at_least, free_port, machine, make_parser, percentile, resident_mib, spread
+from benchmarks.node import API_SERVER, NODE, PODS_PATH, PROFILE, command, until
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.kubelet.wire import dra_pb2 as pb
 from deviceplugin.kubelet.wire import dra_pb2_grpc as rpc
@@ -80,19 +78,9 @@ async def measure(count: int) -> dict[str, float]:
         api = await process(stack, [sys.executable, "-c", API_SERVER, kubeconfig], folder / "api.log")
         await first_line(api)
         client = await stack.enter_async_context(await KubeClient.connect(kubeconfig))
-        options: dict[str, Any] = {
-            "node-name": NODE,
-            "gpus": "simulated",
-            "profile": PROFILE,
-            "kubeconfig": kubeconfig,
-            "device-plugin-dir": kubelet / "device-plugins",
-            "kubelet-dir": kubelet,
-            "http": f"127.0.0.1:{free_port()}",
-            "serve": "dra",
-            "cdi-dirs": folder / "cdi",
-        }
-        command = [sys.executable, "-m", "gpupack", "node", *(f"--{key}={at}" for key, at in options.items())]
-        daemon = await process(stack, command, folder / "log")
+        claims_options = {"serve": "dra", "cdi_dirs": folder / "cdi"}
+        line = command(kubeconfig, kubelet / "device-plugins", free_port(), PROFILE, **claims_options)
+        daemon = await process(stack, line, folder / "log")
         registry = kubelet / "plugins_registry" / f"{DRA_DRIVER}-reg.sock"
         await until(registry.exists, "the socket of the registration")
         with grpc.insecure_channel(f"unix:{registry}") as channel:
@@ -136,11 +124,9 @@ async def measure(count: int) -> dict[str, float]:
 
 def main() -> None:
     """Run the benchmark as its command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.prepare", description=__doc__)
-    parser.add_argument("--claims", type=int, default=1000, help="claims (default 1000)")
+    parser = make_parser("prepare", __doc__)
+    parser.add_argument("--claims", type=at_least(2), default=1000, help="claims (default 1000)")
     options = parser.parse_args()
-    if options.claims < 2:
-        parser.error("--claims must be 2 or more")
     print(machine())
     print(json.dumps(asyncio.run(measure(options.claims))))
 

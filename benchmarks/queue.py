@@ -12,7 +12,6 @@ With `--slots` every card has a local and a free slot, so that all cases of lend
 The last line is JSON.
 """
 
-import argparse
 import gc
 import json
 import os
@@ -24,7 +23,7 @@ from typing import Any
 import msgspec
 
 from allocator.names import POD_DATA, POD_JOB, QUEUE_GATE, QUEUE_NAME
-from benchmarks.machine import machine, percentile, resident_mib
+from benchmarks.machine import at_least, machine, make_parser, percentile, resident_mib
 from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.config.queues import parse_config
@@ -36,7 +35,23 @@ CARDS = 8
 CARD_UNITS = 79
 SHAPES = tuple(range(4, 80, 4))[:20]
 ENDED = 300
-SLOTS = "slots: {per: card, local: {count: 2}, free: {count: 2}}\n"
+
+
+def add_node(queue: Queue, raw: Any) -> None:
+    """Tell a queue of a node."""
+    node = msgspec.convert(raw, Node)
+    queue.state.apply_node(node, 0.0)
+    queue.set_node(node.metadata.name, node.traits)
+
+
+def add_gated_pod(queue: Queue, raw: Any, name: str) -> str:
+    """Let a pod wait in the queue of this name; returns its UID."""
+    raw["metadata"] |= {"labels": {QUEUE_NAME: name}, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
+    pod = msgspec.convert(raw, Pod)
+    queue.state.apply_pod(pod, 0.0)
+    queue.apply_pod(pod, 0.0)
+    return pod.metadata.uid
 
 
 class Bench:
@@ -53,9 +68,10 @@ class Bench:
         self.random = random.Random(seed)
         self.queue_names = [f"t{number:03}" for number in range(queue_names)]
         queues = [{"name": name, "weight": 1 + at % 4} for at, name in enumerate(self.queue_names)]
-        text = json.dumps({"queues": queues})[:-1] + "}"
+        slots_of_cards = {"per": "card", "local": {"count": 2}, "free": {"count": 2}}
+        text = json.dumps({"queues": queues, "slots": slots_of_cards} if slots else {"queues": queues})
         self.state = ClusterState(rules=QueueChargeRules())
-        config = parse_config("bench", text + "\n" if not slots else _with_slots(queues))
+        config = parse_config("bench", text)
         self.queue = Queue(config, self.state, ClusterPolicies("fragmentation"))
         self.queue.job_stages.set_jobs([])
         self.version = 1
@@ -67,9 +83,7 @@ class Bench:
         self.version += 1
         raw: Any = node_object(name, (CARD_UNITS,) * CARDS, version=self.version, cpu="512", memory="4000Gi")
         raw["metadata"]["labels"] = {"data.gpupack.io/d0": ""} if self.random.random() < 0.2 else {}
-        node = msgspec.convert(raw, Node)
-        self.state.apply_node(node, 0.0)
-        self.queue.set_node(name, node.traits)
+        add_node(self.queue, raw)
 
     def pod(self, number: int) -> None:
         """Let one more pod wait."""
@@ -79,22 +93,9 @@ class Bench:
         if job and self.random.random() < 0.5:
             notes[POD_DATA] = "d0"
         self.version += 1
-        raw: Any = pod_object(
-            f"p{number}",
-            self.random.choice(SHAPES),
-            version=self.version,
-            annotations=notes,
-            namespace=queue,
-        )
-        raw["metadata"]["labels"] = {QUEUE_NAME: queue}
-        raw["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-        raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
-        self._send(raw)
-
-    def _send(self, raw: dict[str, Any]) -> None:
-        pod = msgspec.convert(raw, Pod)
-        self.state.apply_pod(pod, 0.0)
-        self.queue.apply_pod(pod, 0.0)
+        units, version = self.random.choice(SHAPES), self.version
+        raw = pod_object(f"p{number}", units, version=version, annotations=notes, namespace=queue)
+        add_gated_pod(self.queue, raw, queue)
 
     def decide(self, most: int | None = None) -> list[float]:
         """Decide until nobody can be admitted, or so many are; seconds of each decision."""
@@ -118,24 +119,14 @@ class Bench:
         self.queue.delete_pod(uid, 0.0)
 
 
-def _with_slots(queues: list[dict[str, Any]]) -> str:
-    slots = {"per": "card", "local": {"count": 2}, "free": {"count": 2}}
-    return json.dumps({"queues": queues, "slots": slots})
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.queue", description=__doc__)
-    parser.add_argument("--queues", type=int, default=100)
-    parser.add_argument("--waiting", type=int, default=10_000)
-    parser.add_argument("--nodes", type=int, default=1000)
+    parser = make_parser("queue", __doc__, queues=(100, "queues"), nodes=(1000, "nodes"))
+    parser.add_argument("--waiting", type=at_least(ENDED), default=10_000, help="pods that wait (10000)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slots", action="store_true")
     options = parser.parse_args(arguments)
-    for name, least in (("queues", 1), ("waiting", ENDED), ("nodes", 1)):
-        if getattr(options, name) < least:
-            parser.error(f"--{name} {getattr(options, name)}; allowed: {least} or more")
-    print(f"machine: {machine()}")
+    print(machine())
     bench = Bench(options.queues, options.nodes, options.seed, slots=options.slots)
     number = 0
     while True:

@@ -6,38 +6,23 @@ of the trace, at several loads. With one seed all policies get the same pods on 
 means over the seeds: GPUs allocated, pods that had to wait, how long they waited. The last line is JSON.
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.machine import machine
-from scheduler_plugin.scheduling.policies import list_names
+from benchmarks.policies import NODES, add_run_options, make_traces_parser
 from scheduler_plugin.simulator.app import simulate
-from scheduler_plugin.simulator.options import (
-    WORKLOADS,
-    SimulationOptions,
-    count_default_jobs,
-    parse_names,
-    parse_seeds,
-)
+from scheduler_plugin.simulator.options import WORKLOADS, SimulationOptions, parse_names, parse_seeds
 from scheduler_plugin.simulator.replay_report import report_replays
-
-NODES = "openb_node_list_gpu_node.csv"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
-    parser.add_argument("--traces", required=True, help="folder with the CSV files")
+    parser = make_traces_parser("replay", __doc__, "42-46")
+    add_run_options(parser)
     parser.add_argument("--trace", default="default", help="openb_pod_list_NAME.csv (default: %(default)s)")
-    parser.add_argument("--policy", default=",".join(list_names()), help="policies (default: all)")
     parser.add_argument("--loads", default="0.7,0.8,0.9,1.0", help="loads (default: %(default)s)")
-    parser.add_argument("--seeds", default="42-46", help="seeds (default: %(default)s)")
-    parser.add_argument(
-        "--jobs", type=int, default=count_default_jobs(), help="processes (default: %(default)s)"
-    )
     options = parser.parse_args(arguments)
     print(machine())
     folder = Path(options.traces)
@@ -61,8 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for line in report_replays(told):
             print(line, flush=True)
         everything[load] = told["mean"]
-    json.dump(everything, sys.stdout)
-    print()
+    print(json.dumps(everything))
 
 
 if __name__ == "__main__":

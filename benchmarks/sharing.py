@@ -15,7 +15,6 @@ It says what is missing and leaves out what needs it. `--framework python` is a 
 on the processor. The last line is JSON.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -28,7 +27,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks.machine import machine, percentile
+from benchmarks.machine import machine, make_parser, percentile
 from deviceplugin.enforcement.mps_clients import share_of_compute
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.source import GpuCard
@@ -283,7 +282,7 @@ def figures(measured: Mapping[str, Sequence[Row]], missing: Sequence[str]) -> di
 
 def main() -> int:
     """Run the benchmark as its command line says; the status is 1 where nothing could be measured."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sharing", description=__doc__)
+    parser = make_parser("sharing", __doc__)
     parser.add_argument(
         "--framework",
         action="append",

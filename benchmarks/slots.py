@@ -5,12 +5,12 @@ takes one round. Without borrowing a workload runs in slots of its own type only
 choices of `scheduler_plugin.queue.cache.lending`. The last line is JSON.
 """
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.machine import make_parser
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.cache.lending import pick_workload
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType, WaitingWorkloads, WorkloadGroup
@@ -56,6 +56,12 @@ def rounds(*, borrowing: bool) -> list[list[str]]:
     return sat
 
 
+def find_busy_percent(slots: Sequence[Sequence[str]]) -> float:
+    """The share of rounds in which a workload sat in a slot, over all slots."""
+    busy = [bool(workload) for slot in slots for workload in slot]
+    return 100 * sum(busy) / len(busy)
+
+
 def plot_slots(path: Path, rounds: Mapping[str, Sequence[Sequence[str]]]) -> Path:
     """Draw which workload sits in which slot, round by round.
 
@@ -66,9 +72,7 @@ def plot_slots(path: Path, rounds: Mapping[str, Sequence[Sequence[str]]]) -> Pat
     pyplot = load_matplotlib()
     figure, panels = pyplot.subplots(1, len(rounds), figsize=(10, 3), sharey=True, sharex=True)
     for axes, (title, slots) in zip(panels, rounds.items(), strict=True):
-        busy = [workload for slot in slots for workload in slot]
-        share = 100 * sum(map(bool, busy)) / len(busy)
-        axes.set_title(f"{title}: {len(slots[0])} rounds, {share:.0f} % busy")
+        axes.set_title(f"{title}: {len(slots[0])} rounds, {find_busy_percent(slots):.0f} % busy")
         axes.set_yticks(range(4), ["local 1", "local 2", "free 1", "free 2"])
         axes.set_xlabel("round")
         for at, slot in enumerate(slots):
@@ -82,7 +86,7 @@ def plot_slots(path: Path, rounds: Mapping[str, Sequence[Sequence[str]]]) -> Pat
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw the picture."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.slots", description=__doc__)
+    parser = make_parser("slots", __doc__)
     parser.add_argument(
         "file", type=Path, nargs="?", default=Path("slots.png"), help="the PNG file, slots.png if left out"
     )
@@ -92,10 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         plot_slots(options.file, both)
     except SettingsError as error:
         parser.error(str(error))
-    figures: dict[str, dict[str, float]] = {}
-    for name, slots in both.items():
-        busy = [bool(workload) for slot in slots for workload in slot]
-        figures[name] = {"rounds": len(slots[0]), "busy_percent": 100 * sum(busy) / len(busy)}
+    figures = {
+        name: {"rounds": len(slots[0]), "busy_percent": find_busy_percent(slots)}
+        for name, slots in both.items()
+    }
     print(json.dumps(figures))
 
 

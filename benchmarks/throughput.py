@@ -24,7 +24,6 @@ nodes of a pod with several threads, so it may do better on more cores.
 The last line is JSON.
 """
 
-import argparse
 import http.client
 import json
 import os
@@ -39,16 +38,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from allocator.names import BATCH_SCHEDULER, COMPUTE_RESOURCE, QUEUE_GATE, QUEUE_NAME
+from allocator.names import (
+    BATCH_SCHEDULER,
+    COMPUTE_RESOURCE,
+    NODE_CARDS,
+    NODE_HOLDS,
+    QUEUE_GATE,
+    QUEUE_NAME,
+)
 from allocator.packing import NodeWords, node_resources
+from allocator.records import CardRecord, Holds, dump_cards, dump_holds
 from allocator.request import WHOLE
 from benchmarks import claim_sides
 from benchmarks.floors import BareClient
-from benchmarks.machine import cpu_s, machine
+from benchmarks.machine import at_least, cpu_s, machine, make_parser
 from benchmarks.profiled import FILE
 from scheduler_plugin.settings import Settings
 from tests.cluster.harness import Api, Cluster, until, workload
-from tests.cluster.harness.cluster import PODS
+from tests.cluster.harness.cluster import NODES, PODS
 from tests.cluster.harness.controlplane import RESOURCE, free_ports
 from tests.cluster.harness.daemons import QueueController
 
@@ -99,10 +106,8 @@ class Round:
 
 def main() -> None:
     """Run the benchmark as its command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=1000, help="fake nodes (default 1000)")
-    parser.add_argument("--pods", type=int, default=1000, help="pods a round (default 1000)")
-    parser.add_argument("--rounds", type=int, default=9, help="rounds a side (default 9)")
+    parser = make_parser("throughput", __doc__, nodes=(1000, "fake nodes"), rounds=(9, "rounds a side"))
+    parser.add_argument("--pods", type=at_least(2), default=1000, help="pods a round (default 1000)")
     parser.add_argument(
         "--sides", default="none,extender", help=f"of {','.join(SIDES)} (default %(default)s)"
     )
@@ -111,8 +116,6 @@ def main() -> None:
     )
     parser.add_argument("--profile", help="file for what each library costs the extender; slows it down")
     options = parser.parse_args()
-    if min(options.nodes, options.pods, options.rounds) < 1 or options.pods < 2:
-        parser.error("--nodes and --rounds must be 1 or more, --pods 2 or more")
     sides = tuple(options.sides.split(","))
     if not set(sides) <= set(SIDES) or len(set(sides)) != len(sides):
         parser.error(f"--sides {options.sides!r}; allowed: {', '.join(SIDES)}, by commas, each once")
@@ -183,7 +186,7 @@ def measure(
     try:
         cluster.control.with_pod_groups = "gangs" in sides
         cluster.control.start_without_controllers()
-        in_parallel(nodes, lambda index: cluster.api.post("/api/v1/nodes", fake_node(index)))
+        in_parallel(nodes, lambda index: cluster.api.post(NODES, fake_node(index)))
         print(f"{nodes} nodes of {CARDS} x {CARD_GIB} GiB")
         for number in range(rounds):
             for side in sides if number % 2 == 0 else reversed(sides):
@@ -258,8 +261,7 @@ def bare_client(cluster: Cluster, *, bind: bool) -> BareClient:
     """A client for all pods that exist, not started."""
     api = cluster.api
     pods = api.get(PODS)["items"]
-    nodes = [node["metadata"]["name"] for node in api.get("/api/v1/nodes")["items"]]
-    return BareClient(str(cluster.control.admin_config), pods, nodes, bind=bind)
+    return BareClient(str(cluster.control.admin_config), pods, api.names(NODES), bind=bind)
 
 
 def queue_of(cluster: Cluster, side: str) -> QueueController:
@@ -338,14 +340,15 @@ def in_parallel(count: int, write: Callable[[int], Any]) -> None:
             pass
 
 
-def fake_node(index: int, *, compute: bool = True) -> dict[str, Any]:
-    """A Node object without a kubelet: ready, roomy in all but cards, with words of empty cards.
+def fake_node(index: int, *, compute: bool = True, used_gib: int = 0) -> dict[str, Any]:
+    """A Node object without a kubelet: ready, and roomy in all but cards.
 
     Args:
         compute: Publish the cards' compute too, which a daemon of an older release does not.
+        used_gib: What is in use on every card.
     """
     of_compute = (WHOLE, [0] * CARDS) if compute else ()
-    words = node_resources(NodeWords.of(1024, [CARD_GIB] * CARDS, [0] * CARDS, 1, *of_compute))
+    words = node_resources(NodeWords.of(1024, [CARD_GIB] * CARDS, [used_gib] * CARDS, 1, *of_compute))
     name = f"node-{index:05d}"
     resources = {"cpu": "128", "memory": "1Ti", "pods": "250", RESOURCE: str(CARDS * CARD_GIB)}
     if compute:
@@ -356,8 +359,8 @@ def fake_node(index: int, *, compute: bool = True) -> dict[str, Any]:
             "name": name,
             "labels": {"kubernetes.io/hostname": name},
             "annotations": {
-                "gpupack.io/cards": json.dumps(inventory(index)),
-                "gpupack.io/holds": '{"seen":"0","uids":[]}',
+                NODE_CARDS: dump_cards(inventory(index)),
+                NODE_HOLDS: dump_holds(Holds(0, frozenset())),
             },
         },
         "status": {
@@ -368,18 +371,12 @@ def fake_node(index: int, *, compute: bool = True) -> dict[str, Any]:
     }
 
 
-def inventory(node: int) -> Sequence[dict[str, Any]]:
-    """The cards annotation of one fake node."""
+def inventory(node: int) -> list[CardRecord]:
+    """The cards of one fake node."""
+    uuids = [f"GPU-00000000-0000-4000-{node:04x}-{card:012x}" for card in range(CARDS)]
     return [
-        {
-            "uuid": f"GPU-00000000-0000-4000-{node:04x}-{card:012x}",
-            "index": card,
-            "model": "NVIDIA H100 80GB HBM3",
-            "mib": CARD_GIB * 1024,
-            "numa": card // 4,
-            "healthy": True,
-        }
-        for card in range(CARDS)
+        CardRecord(uuid, card, "NVIDIA H100 80GB HBM3", CARD_GIB * 1024, card // 4, healthy=True)
+        for card, uuid in enumerate(uuids)
     ]
 
 
@@ -391,19 +388,17 @@ def fake_pod(cluster: Cluster, index: int, side: str) -> dict[str, Any]:
         limits[COMPUTE_RESOURCE] = ASKED_COMPUTE
     if side == "dra":
         return claim_sides.claim_pod(cluster, f"pod-{index:05d}", gib, limits)
-    container = workload.container(gib=gib, limits=limits)
-    pod = workload.pod(f"pod-{index:05d}", container)
+    spec: dict[str, Any] = {}
     if side == "gangs":
-        pod["spec"]["schedulingGroup"] = {"podGroupName": f"gang-{index // GANG_PODS}"}
+        spec["schedulingGroup"] = {"podGroupName": f"gang-{index // GANG_PODS}"}
     if side == "direct":
-        pod["spec"]["schedulerName"] = NOBODY
+        spec["schedulerName"] = NOBODY
     if side == "batch":
-        pod["spec"]["schedulerName"] = BATCH_SCHEDULER
-    if side in (*GATED, "batch"):
-        pod["metadata"]["labels"] = {QUEUE_NAME: "bench"}
+        spec["schedulerName"] = BATCH_SCHEDULER
     if side in GATED:
-        pod["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
-    return pod
+        spec["schedulingGates"] = [{"name": QUEUE_GATE}]
+    labels = {QUEUE_NAME: "bench"} if side in (*GATED, "batch") else {}
+    return workload.pod(f"pod-{index:05d}", workload.container(gib=gib, limits=limits), labels=labels, **spec)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def test_the_queue_s_options(capsys: pytest.CaptureFixture[str]) -> None:
     for option, told in (("--queues", "1"), ("--waiting", "300")):
         with pytest.raises(SystemExit):
             queue.main([option, "0"])
-        assert f"{option} 0; allowed: {told} or more" in capsys.readouterr().err
+        assert f"{option}: 0; allowed: {told} or more" in capsys.readouterr().err
 
 
 def test_throughput_s_last_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,4 +226,4 @@ def test_the_last_line_of_autoscale(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(figures) == {"nodes", "waiting", "pass_s", "keep_s", "read_per_pass"}
     with pytest.raises(SystemExit):
         autoscale.main(["--kinds", "0"])
-    assert "--kinds 0; allowed: 1 or more" in capsys.readouterr().err
+    assert "--kinds: 0; allowed: 1 or more" in capsys.readouterr().err
