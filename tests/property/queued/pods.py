@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from allocator.names import POD_GANG, POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
-from kubeapi.objects import Node, Pod
+from kubeapi.objects import Pod
 from scheduler_plugin.queue.cache.node_pins import make_node_affinity
 from tests.property.kernel.api import named_node, patch_json
 from tests.property.undercount.world import ModelPod, World
@@ -71,10 +71,6 @@ class GatedPod(ModelPod):
     def units(self, size: int) -> int:
         """Units that it asks for over all its cards, where each is of that size."""
         return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)
-
-
-def queue_node(node: Node) -> Node:
-    return msgspec.convert(msgspec.to_builtins(node), Node)
 
 
 def take_patch(world: World, pod: GatedPod | None, patch: Sequence[Mapping[str, Any]]) -> bool:

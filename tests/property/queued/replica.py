@@ -23,7 +23,7 @@ from tests.api_requests import ApiRequests
 from tests.property.kernel.api import Watch
 from tests.property.undercount.world import UNIT_MIB, World
 
-from .pods import find, queue_node, take_patch
+from .pods import find, take_patch
 
 WRITE_S: Final = 5.0
 """A request without an answer takes effect within this time or never."""
@@ -93,8 +93,7 @@ class Replica(ApiRequests):
     # What it hears.
 
     def relist_nodes(self) -> None:
-        nodes = [queue_node(node) for node in self.world.nodes.values()]
-        self.watcher.node_sink.replace(nodes, str(self.world.version))
+        self.watcher.node_sink.replace([*self.world.nodes.values()], str(self.world.version))
         self.node_watch.skip()
 
     def relist_pods(self) -> None:
@@ -105,7 +104,7 @@ class Replica(ApiRequests):
     def deliver_node(self) -> bool:
         event = self.node_watch.read()
         if event is not None:
-            self.watcher.node_sink.event(event.kind, queue_node(event.item), str(event.version))  # type: ignore[arg-type]
+            self.watcher.node_sink.event(event.kind, event.item, str(event.version))  # type: ignore[arg-type]
         return event is not None
 
     def deliver_pod(self) -> bool:
