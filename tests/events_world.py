@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from kubeapi.errors import NotFound
 from kubeapi.events import EventRecorder
 from tests.api_requests import ApiRequests
+from tests.running import background
 
 
 class EventsApi(ApiRequests):
@@ -59,9 +60,5 @@ async def recording(api, *, host="", **more):
         uniform=lambda _low, high: high,
         **more,
     )
-    task = asyncio.create_task(recorder.run())
-    try:
+    async with background(recorder.run()):
         yield recorder
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

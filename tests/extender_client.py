@@ -1,6 +1,5 @@
 """A running extender in front of the API server stand-in, and what kube-scheduler would ask of it."""
 
-import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -16,6 +15,7 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object, pod_object
+from tests.running import served
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -86,27 +86,13 @@ class Client:
 async def extender(
     tmp_path: Path, api: ApiServer, *, after_another: bool = True, **options: Any
 ) -> AsyncIterator[Client]:
-    stop = asyncio.Event()
-    started: asyncio.Future[tuple[str, ClusterState]] = asyncio.get_running_loop().create_future()
     kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
     settings = Settings(kubeconfig=kubeconfig, http="127.0.0.1:0", **{"bind_timeout_s": 1.5, **options})
-    task = asyncio.create_task(
-        run(
-            settings,
-            stop=stop,
-            started=lambda url, state: started.set_result((url, state)),
-            after_another=after_another,
-        )
-    )
-    try:
-        await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        async with aiohttp.ClientSession() as session:
-            yield Client(*started.result(), api, session)
-    finally:
-        stop.set()
-        await task
+    async with (
+        served(run, settings, after_another=after_another) as (url, state),
+        aiohttp.ClientSession() as session,
+    ):
+        yield Client(url, state, api, session)
 
 
 @asynccontextmanager

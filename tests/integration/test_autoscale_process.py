@@ -22,6 +22,7 @@ from gpupack.whatif.live_cluster import LiveCluster
 from scheduler_plugin.errors import SettingsError
 from standins.apiserver.server import ApiServer
 from tests.autoscale_world import Node, Pod, fragments, grown, waits
+from tests.running import background, served
 from tests.waiting import until
 
 NAMESPACE = "gpupack-system"
@@ -87,24 +88,14 @@ def node_holds(api: ApiServer) -> None:
 
 @asynccontextmanager
 async def autoscale(api: ApiServer, folder: Path, **options: Any) -> AsyncIterator[Running]:
-    stop = asyncio.Event()
-    started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     settings = AutoscaleSettings(
         kubeconfig=api.kubeconfig(folder / "kubeconfig"),
         http="127.0.0.1:0",
         write_timeout_s=0.5,
         **{"grace_s": 0.0, "period_s": 0.0, "guard_period_s": 0.0, **options},
     )
-    task = asyncio.create_task(run(settings, stop=stop, started=started.set_result))
-    try:
-        await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        async with aiohttp.ClientSession() as session:
-            yield Running(api, started.result(), session)
-    finally:
-        stop.set()
-        await task
+    async with served(run, settings) as (url,), aiohttp.ClientSession() as session:
+        yield Running(api, url, session)
 
 
 @asynccontextmanager
@@ -381,7 +372,6 @@ async def test_a_pass_that_fails_is_told_and_the_next_one_is_tried() -> None:
     writer = Writer(nothing, NAMESPACE, lambda: True, 1.0)
     settings = AutoscaleSettings(period_s=0.0, keep_nodes=False)
     made = AutoscaleLoop(board, settings, writer, nothing, AutoscaleMetrics(), lambda: "")
-    running = asyncio.create_task(made.run())
 
     async def is_told() -> bool:
         return made.status()["trouble"] == "a pass failed: ValueError: an object that nobody thought of"
@@ -389,11 +379,10 @@ async def test_a_pass_that_fails_is_told_and_the_next_one_is_tried() -> None:
     async def is_well() -> bool:
         return made.status()["trouble"] == ""
 
-    await until(is_told)
-    board.broken = False
-    await until(is_well)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with background(made.run()):
+        await until(is_told)
+        board.broken = False
+        await until(is_well)
 
 
 async def test_without_the_lease_nothing_is_written(tmp_path: Path) -> None:

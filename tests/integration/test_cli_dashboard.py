@@ -20,6 +20,7 @@ from gpupack.dashboard.settings import Settings
 from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.whatif.objects import load_objects
 from tests.cluster_builders import claim_object, node_object
+from tests.running import served
 
 
 @pytest.fixture
@@ -73,13 +74,11 @@ async def test_a_file_is_shown_with_what_claims_have(session, claims, problems):
     )
     items = [node | {"kind": "Node"}, *claims]
     found = load_objects(json.dumps({"kind": "List", "items": items}).encode())
-    settings, stop = Settings(http="127.0.0.1:0"), asyncio.Event()
-    url = asyncio.get_running_loop().create_future()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(serve_file(settings, found, "a file", stop=stop, started=url.set_result))
-        async with session.get(f"{await url}api/state") as answer:
-            state = await answer.json()
-        stop.set()
+    async with (
+        served(serve_file, Settings(http="127.0.0.1:0"), found, "a file") as (url,),
+        session.get(f"{url}api/state") as answer,
+    ):
+        state = await answer.json()
     (tile,) = msgspec.convert(state["nodes"], list[NodeTile])
     assert [card.free for card in tile.cards] == [6, 16]
     assert state["problems"] == problems

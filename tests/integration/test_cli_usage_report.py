@@ -17,6 +17,7 @@ from gpupack.dashboard.app import Dashboard, serve_cluster
 from gpupack.dashboard.settings import Settings
 from standins.apiserver.server import ApiServer
 from tests.http_server import serving
+from tests.running import served
 
 GIB = 2**30
 
@@ -286,18 +287,15 @@ async def test_other_mistakes():
 
 async def test_a_running_dashboard_tells_what_it_has_sampled(tmp_path):
     fleet = Fleet(2, uniform=True)
-    stop, url = asyncio.Event(), asyncio.get_running_loop().create_future()
     async with ApiServer() as api:
         fill(api, fleet)
         settings = Settings(kubeconfig=api.kubeconfig(tmp_path / "config"), http="127.0.0.1:0")
-        task = asyncio.create_task(serve_cluster(settings, stop=stop, started=url.set_result))
-        address = await url
-        status, out, _ = await usage("--dashboard", address, "--since", "1h", "--by", "pod", "-o", "json")
+        arguments = ("--since", "1h", "--by", "pod", "-o", "json")
+        async with served(serve_cluster, settings) as (url,):
+            status, out, _ = await usage("--dashboard", url, *arguments)
         assert status == 0
         # The dashboard's own log lines may stand before it: it runs in this process.
         assert json.loads(out[out.index("{\n") :])["source"] == "sampled by gpupack dashboard"
-        stop.set()
-        await task
 
 
 def test_a_dashboard_samples_what_pods_have_on_cards():

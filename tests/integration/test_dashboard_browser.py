@@ -1,6 +1,5 @@
 """The dashboard's page in a real browser: Debian's Chromium, driven over its DevTools protocol."""
 
-import asyncio
 import os
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from benchmarks.fleet import Fleet
 from gpupack.dashboard.app import serve_cluster
 from gpupack.dashboard.settings import Settings
 from gpupack.embedded import EmbeddedCluster
+from tests.running import served
 
 REQUIRED = os.environ.get("GPUPACK_BROWSER_REQUIRED") == "1"
 
@@ -50,15 +50,10 @@ async def opened(browser, url, view="", *, width=1440, height=900, phone=False, 
 
 
 @asynccontextmanager
-async def served(kubeconfig, **options):
-    stop, url = asyncio.Event(), asyncio.get_running_loop().create_future()
+async def dashboard(kubeconfig, **options):
     settings = Settings(kubeconfig=kubeconfig, http="127.0.0.1:0", **options)
-    task = asyncio.create_task(serve_cluster(settings, stop=stop, started=url.set_result))
-    try:
-        yield await url
-    finally:
-        stop.set()
-        await task
+    async with served(serve_cluster, settings) as (url,):
+        yield url
 
 
 def text(selector):
@@ -68,7 +63,7 @@ def text(selector):
 async def test_a_pod_is_seen_on_its_card_and_a_pod_without_room_with_its_reason(browser):
     async with (
         EmbeddedCluster({"node-l40s": "4xl40s", "node-t4": "2xt4"}) as cluster,
-        served(cluster.kubeconfig) as url,
+        dashboard(cluster.kubeconfig) as url,
         opened(browser, url) as tab,
     ):
         await tab.until("document.querySelectorAll('.card').length === 6")
@@ -169,7 +164,7 @@ async def test_filter_group_drawer_keyboard_and_back(browser):
 async def test_bars_are_as_long_as_cards_are_large_and_sizes_of_ones_own_are_counted(browser):
     async with (
         EmbeddedCluster({"node-l40s": "4xl40s", "node-t4": "2xt4"}) as cluster,
-        served(cluster.kubeconfig) as url,
+        dashboard(cluster.kubeconfig) as url,
         opened(browser, url) as tab,
     ):
         await tab.until("document.querySelectorAll('.card').length === 6")

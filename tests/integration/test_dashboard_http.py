@@ -16,6 +16,7 @@ from gpupack.dashboard.settings import Settings
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, node_object
 from tests.http_server import serving
+from tests.running import served
 
 
 @pytest.fixture
@@ -33,17 +34,9 @@ async def api(tmp_path):
 
 @asynccontextmanager
 async def following(api, **options):
-    stop, url = asyncio.Event(), asyncio.get_running_loop().create_future()
     settings = Settings(kubeconfig=api.config, http="127.0.0.1:0", **options)
-    task = asyncio.create_task(serve_cluster(settings, stop=stop, started=url.set_result))
-    try:
-        await asyncio.wait([url, task], return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            await task
-        yield url.result()
-    finally:
-        stop.set()
-        await asyncio.gather(task, return_exceptions=True)
+    async with served(serve_cluster, settings) as (url,):
+        yield url
 
 
 async def messages(answer):

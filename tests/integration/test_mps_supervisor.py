@@ -8,7 +8,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -33,6 +32,7 @@ from gpupack.cli.app import cli
 from kubeapi.backoff import Backoff
 from tests.integration.node_world import NODE, card, container, metrics, node_world
 from tests.mps_world import end, history, lives, make_program, pid_of
+from tests.running import background
 from tests.waiting import until
 
 CARDS = [simulated.card.uuid for simulated in load_profile("2xt4").cards]
@@ -53,16 +53,6 @@ def control(root, program, **options):
     )
 
 
-@asynccontextmanager
-async def running(work):
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
     options = MpsSettings(root=root, program=str(make_program(root)), multi_user=True)
     make_root(root)
@@ -78,7 +68,7 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
 
     supervisor = MpsSupervisor(options, source, SimulatedGenerations(), make=make)
     assert supervisor.find_unready() == "no card has been found that MPS can share"
-    async with running(supervisor.run()):
+    async with background(supervisor.run()):
         await until(lambda: all(service.read_state(uuid) for uuid in CARDS))
         assert supervisor.find_unready() == ""
         pids = [pid_of(root, uuid) for uuid in CARDS]
@@ -107,7 +97,7 @@ async def test_one_that_hangs_is_ended_and_started_again(root):
     program = make_program(root)
     service = MpsService(root)
     daemon = control(root, program, ask_s=1.0)
-    async with running(daemon.run()):
+    async with background(daemon.run()):
         await until(lambda: service.read_state(CARDS[0]))
         hangs = root / CARDS[0] / "pipe" / "hangs"
         hangs.touch()
@@ -128,7 +118,7 @@ async def test_one_that_cannot_be_asked_runs_on_and_its_clients_with_it(root, mo
         failed.append(1)
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async with running(daemon.run()):
+    async with background(daemon.run()):
         await until(lambda: service.read_state(CARDS[0]))
         with monkeypatch.context() as patch:
             if what == "ask":
@@ -149,7 +139,7 @@ async def test_one_that_ends_at_once_is_tried_again_and_never_counts(root):
     daemon = control(root, program)
     (root / CARDS[0] / "pipe").mkdir(parents=True)
     (root / CARDS[0] / "pipe" / "broken").touch()
-    async with running(daemon.run()):
+    async with background(daemon.run()):
         await until(lambda: daemon.starts > 2)
         assert MpsService(root).read_state(CARDS[0]) is None
         (root / CARDS[0] / "pipe" / "broken").unlink()
@@ -159,7 +149,7 @@ async def test_one_that_ends_at_once_is_tried_again_and_never_counts(root):
 async def test_a_program_that_is_not_there_is_no_end_and_told_once(root):
     daemon = control(root, root / "nowhere")
     with capture_logs() as logs:
-        async with running(daemon.run()):
+        async with background(daemon.run()):
             await until(lambda: daemon.starts > 2)
     (told,) = [each["problem"] for each in logs if each["log_level"] == "error"]
     assert told.startswith(f"there is no program {root}/nowhere: it comes with the driver")
@@ -225,7 +215,7 @@ async def test_a_supervisor_of_a_newer_driver_speaks_the_newer_interface(root):
     make_root(root)
     supervisor = MpsSupervisor(options, SimulatedGpus(load_profile("2xt4")), Newer())
     service = MpsService(root)
-    async with running(supervisor.run()):
+    async with background(supervisor.run()):
         await until(lambda: all(service.read_state(uuid) for uuid in CARDS))
         for uuid in CARDS:
             pid = pid_of(root, uuid)
@@ -246,7 +236,7 @@ async def test_namespaces_are_made_as_they_are_wanted_and_again_for_a_new_contro
         "namespace set p3_c100_m0 --server=gpu --active-thread-percentage=100",
     ]
     service = MpsService(root)
-    async with running(namespace_control(root).run()):
+    async with background(namespace_control(root).run()):
         await until(lambda: service.read_state(card(0)))
         for namespace in (both, compute):
             files.want(namespace)
@@ -266,7 +256,7 @@ async def test_namespaces_are_made_as_they_are_wanted_and_again_for_a_new_contro
 async def test_a_namespace_that_nobody_wants_any_more_goes_once_its_clients_have(root):
     files = CardFolder(root, card(0)).namespaces
     first, second = Namespace("u0", 30, 0), Namespace("u1", 30, 0)
-    async with running(namespace_control(root).run()):
+    async with background(namespace_control(root).run()):
         await until(lambda: MpsService(root).read_state(card(0)))
         for namespace in (first, second):
             files.want(namespace)
@@ -286,7 +276,7 @@ async def test_a_namespace_that_nobody_wants_any_more_goes_once_its_clients_have
 async def test_a_namespace_that_is_refused_is_said_and_leaves_nothing(root):
     namespace = Namespace("u0", 101, 0)
     files = CardFolder(root, card(0)).namespaces
-    async with running(namespace_control(root).run()):
+    async with background(namespace_control(root).run()):
         await until(lambda: MpsService(root).read_state(card(0)))
         files.want(namespace)
         await answers_for(root, namespace)
@@ -311,7 +301,7 @@ async def test_a_socket_whose_path_is_too_long_is_not_tried(root):
 async def test_a_server_that_has_ended_takes_no_clients_until_there_is_another(root):
     service = MpsService(root)
     daemon = namespace_control(root)
-    async with running(daemon.run()):
+    async with background(daemon.run()):
         await until(lambda: service.read_state(card(0)))
         gone = root / card(0) / "pipe" / "no_server"
         gone.touch()
@@ -327,7 +317,7 @@ async def test_a_control_daemon_of_the_other_interface_is_ended_first(root, requ
     left = await asyncio.create_subprocess_exec(str(make_program(root)), "-f", env=older._environment())
     request.addfinalizer(lambda: left.returncode is None and end(left.pid, signal.SIGKILL))
     await until((root / card(0) / "pipe" / "control").is_socket)
-    async with running(namespace_control(root).run()):
+    async with background(namespace_control(root).run()):
         await until(lambda: MpsService(root).read_state(card(0)))
         await until(lambda: left.returncode is not None)
         assert left.returncode == 0
@@ -347,7 +337,7 @@ async def test_compute_is_held_by_mps_beside_the_drivers_memory_limits(root, mon
 
     async with node_world(8) as world:
         await world.stop_daemon()
-        async with running(namespace_control(root).run()):
+        async with background(namespace_control(root).run()):
             await until(lambda: MpsService(root).read_state(card(0)))
             await world.start_daemon(sharing="mps", mps_root=root, compute_limits="require")
             uid = await world.run("a", 3, on=0, containers=[asks])
@@ -364,7 +354,7 @@ async def test_compute_is_held_by_mps_beside_the_drivers_memory_limits(root, mon
         limited = 0
         await until(is_limited)
         limited = 1
-        async with running(namespace_control(root).run()):
+        async with background(namespace_control(root).run()):
             await until(is_limited)
             monkeypatch.setattr(mps_service, "YOUNG_S", 0.0)
             world.api.delete_pod("default", "a", 0)

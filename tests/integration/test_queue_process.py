@@ -31,6 +31,7 @@ from scheduler_plugin.queue.controller.settings import QueueSettings
 from scheduler_plugin.queue.scheduler.queue import Queue
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, node_object, pod_object
+from tests.running import served
 from tests.waiting import until
 
 ONE_QUEUE = "queues: [{name: a}]"
@@ -118,8 +119,6 @@ async def queue(
 ) -> AsyncIterator[Running]:
     config = folder / "queues.yaml"
     config.write_text(text)
-    stop = asyncio.Event()
-    started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     settings = QueueSettings(
         config=str(config),
         kubeconfig=api.kubeconfig(folder / "kubeconfig"),
@@ -127,16 +126,8 @@ async def queue(
         write_timeout_s=0.3,
         **options,
     )
-    task = asyncio.create_task(run(settings, stop=stop, started=lambda url, _queue: started.set_result(url)))
-    try:
-        await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        async with aiohttp.ClientSession() as session:
-            yield Running(api, started.result(), config, session)
-    finally:
-        stop.set()
-        await task
+    async with served(run, settings) as (url, _), aiohttp.ClientSession() as session:
+        yield Running(api, url, config, session)
 
 
 async def test_gated_pods_are_released_when_a_card_can_take_them(tmp_path: Path) -> None:

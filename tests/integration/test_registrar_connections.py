@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -17,6 +17,7 @@ from kubeapi.backoff import Backoff
 from tests.http2_listener import GOAWAY, SETTINGS, listening, resident_mib
 from tests.kubelet_world import RESOURCE, SimpleAllocator, short_folder
 from tests.odd_kubelet import OddKubelet
+from tests.running import background
 from tests.waiting import until
 
 FOR_EVER_S = 1e6
@@ -46,24 +47,13 @@ async def scene(timing: RegistrationTimeouts):
         yield Scene(folder, timing)
 
 
-@asynccontextmanager
-async def running(here: Scene):
-    task = asyncio.create_task(here.registrar.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
 async def test_a_connection_that_says_goaway_at_once_costs_one_call_and_no_memory():
     async with (
         scene(RegistrationTimeouts(register_s=2.0)) as here,
         listening(here.socket, SETTINGS + GOAWAY) as kubelet,
     ):
         before_mib = resident_mib()
-        async with running(here):
+        async with background(here.registrar.run()):
             await until(lambda: here.backoff.failures >= 5)
         # Each try has a connection and a call of its own; none was made again by gRPC, from inside the loop.
         assert kubelet.connections <= here.backoff.failures + 1
@@ -138,7 +128,7 @@ async def test_a_listener_that_never_answers_does_not_hide_the_next_kubelet():
         scene(RegistrationTimeouts(connect_s=FOR_EVER_S, register_s=FOR_EVER_S)) as here,
         listening(here.socket, b"") as frozen,
     ):
-        async with running(here):
+        async with background(here.registrar.run()):
             await until(lambda: frozen.connections)
             # The old one stays, and hangs; the new one takes its path.
             kubelet = OddKubelet(here.folder, "listens")
@@ -152,7 +142,7 @@ async def test_a_kubelet_that_hangs_in_register_does_not_hide_the_next_one():
     async with scene(RegistrationTimeouts(register_s=FOR_EVER_S)) as here:
         old, new = OddKubelet(here.folder, "hangs"), OddKubelet(here.folder, "listens")
         await old.start()
-        async with running(here):
+        async with background(here.registrar.run()):
             await until(lambda: old.requests)
             await new.start()
             await until(lambda: here.registrar.is_registered)
@@ -168,7 +158,7 @@ async def test_a_kubelet_that_does_not_read_its_stream_cannot_keep_the_registrar
         here.plugin._devices.health = {f"GPU-0::{number}": True for number in range(50_000)}
         old, new = Deaf(here.folder), OddKubelet(here.folder, "listens")
         await old.start()
-        async with running(here):
+        async with background(here.registrar.run()):
             await until(lambda: here.registrar.is_registered)
             await asyncio.sleep(0.2)
             for _ in range(3):

@@ -15,6 +15,7 @@ from gpupack.inventory.telemetry import MAX_BYTES
 from gpupack.inventory.watch_rows import watch
 from tests.integration.telemetry_world import FOREIGN_PODS, SYSTEM_PODS, cluster, daemon_pod, foreign_pod
 from tests.integration.top_world import run
+from tests.running import background
 
 __all__ = ["cluster", "run"]
 
@@ -204,15 +205,13 @@ async def test_watching_asks_again(capsys, monkeypatch):
 
     async with EmbeddedCluster({"node-a": "2xt4"}) as whole:
         look = RenderOptions("wide")
-        task = asyncio.create_task(watch(whole.kubeconfig, (), look, telemetry=True, gap_s=0.01))
-        await until("10/70W")
-        assert seen.index("NODE  ") < seen.index("UTIL")
-        source = whole.nodes["node-a"].gpus
-        source.set_used(source.cards()[0].uuid, 1024, [GpuProcess(7, 1024)])
-        await whole.nodes["node-a"].daemon._sampler._once()
-        await until("1590MHz")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with background(watch(whole.kubeconfig, (), look, telemetry=True, gap_s=0.01)):
+            await until("10/70W")
+            assert seen.index("NODE  ") < seen.index("UTIL")
+            source = whole.nodes["node-a"].gpus
+            source.set_used(source.cards()[0].uuid, 1024, [GpuProcess(7, 1024)])
+            await whole.nodes["node-a"].daemon._sampler._once()
+            await until("1590MHz")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Annotations of pods: as many as needed, again when they fail."""
 
-import asyncio
 import json
 
 import pytest
@@ -13,6 +12,7 @@ from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable
 from kubeapi.objects import ObjectMeta
 from tests.ledger_world import ids, pod
 from tests.publisher_world import Bench
+from tests.running import background
 from tests.waiting import until
 
 
@@ -160,15 +160,13 @@ async def test_the_annotator_wakes_up_for_what_is_due_again():
     bench = admitted_pair()
     annotator = annotator_of(bench)
     bench.api.failures = [Unreachable("away")]
-    task = asyncio.create_task(annotator.run())
-    await until(lambda: len(bench.api.notes) > 0, "the other pod's annotation")
-    assert annotator.errors == 1
-    bench.now_s += 60.0
-    annotator.wake()
-    await until(lambda: len(bench.api.notes) > 1, "the refused annotation")
+    async with background(annotator.run()):
+        await until(lambda: len(bench.api.notes) > 0, "the other pod's annotation")
+        assert annotator.errors == 1
+        bench.now_s += 60.0
+        annotator.wake()
+        await until(lambda: len(bench.api.notes) > 1, "the refused annotation")
     assert [name for _, name, _, _ in bench.api.notes] == ["pod-b", "pod-a"]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_an_allocate_gets_its_turn_between_two_annotations(mocker):

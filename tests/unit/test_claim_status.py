@@ -1,6 +1,5 @@
 """The writer of claims' status, where the API server refuses one claim or does not answer."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from deviceplugin.dra.claims import ClaimShare
 from deviceplugin.dra.prepared_claims import PreparedClaim
 from kubeapi.errors import Invalid, KubeApiError, Unreachable
 from tests.api_requests import ApiRequests
+from tests.running import background
 from tests.waiting import until
 
 
@@ -76,12 +76,8 @@ def make_claim(name: str) -> PreparedClaim:
 async def running(*names: str, failing: Mapping[str, KubeApiError]) -> AsyncIterator[World]:
     world = World(*names)
     world.api.failing = dict(failing)
-    task = asyncio.create_task(world.writer.run())
-    try:
+    async with background(world.writer.run()):
         yield world
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 REFUSED = Invalid("an admission webhook says no", status=422)

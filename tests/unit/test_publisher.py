@@ -10,6 +10,7 @@ from allocator.names import NODE_HOLDS
 from kubeapi.errors import Forbidden, NotFound, Unreachable
 from tests.ledger_world import ids
 from tests.publisher_world import Bench
+from tests.running import background
 from tests.waiting import until
 
 
@@ -258,20 +259,12 @@ async def test_a_failure_ends_though_there_is_nothing_to_say_any_more():
 async def test_the_loop_follows_the_ledger():
     bench = Bench(gap_s=0.0)
     bench.complete()
-    task = asyncio.create_task(bench.publisher.run())
-    for _ in range(1000):
-        if bench.api.patches:
-            break
-        await asyncio.sleep(0.001)
-    bench.admit()
-    bench.account.notify_subscribers()
-    for _ in range(1000):
-        if len(bench.api.patches) > 1:
-            break
-        await asyncio.sleep(0.001)
+    async with background(bench.publisher.run()):
+        await until(lambda: bench.api.patches)
+        bench.admit()
+        bench.account.notify_subscribers()
+        await until(lambda: len(bench.api.patches) > 1)
     assert bench.said() == ((3, 0), {"a"})
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_the_last_patch_says_that_all_is_full_and_holds_stay(bench):

@@ -13,6 +13,7 @@ from deviceplugin.errors import UnitInUseError
 from deviceplugin.host.cgroups import CgroupProbe
 from tests.checkpoint_world import FakeCheckpoint
 from tests.ledger_world import RESOURCE, cards, ids, pod
+from tests.running import background
 from tests.waiting import until
 
 QUICK = ReconcileIntervals(soon_s=0.001, unsettled_s=0.002, slow_s=3600.0)
@@ -237,13 +238,11 @@ async def test_another_unit_in_use_is_an_error(bench):
 
 async def test_the_checkpoint_counts_as_read_once_pods_of_another_unit_are_known_to_have_ended(bench):
     bench.checkpoint.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
-    running = asyncio.create_task(bench.reconciler.run())
-    await until(lambda: len(bench.cgroups.asked) > 1)
-    assert not bench.reconciler.can_register.is_set()
-    bench.view.replace([], "7")
-    await until(bench.reconciler.can_register.is_set)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with background(bench.reconciler.run()):
+        await until(lambda: len(bench.cgroups.asked) > 1)
+        assert not bench.reconciler.can_register.is_set()
+        bench.view.replace([], "7")
+        await until(bench.reconciler.can_register.is_set)
 
 
 async def test_a_written_checkpoint_is_read_at_once(bench):

@@ -1,7 +1,6 @@
 """The view of the API server: how long it may be quiet."""
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
@@ -13,6 +12,7 @@ from kubeapi.process_options import MIN_STALE_S
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from tests.cluster_builders import pod_object
+from tests.running import background
 from tests.waiting import until
 
 
@@ -48,12 +48,8 @@ class QuietApi:
 async def test_a_quiet_cluster_is_heard_of_in_time(stale_s: float, longest_s: int) -> None:
     api = QuietApi()
     watcher = Watcher(cast("Any", api), ClusterState(), lambda: api.now, stale_s)
-    task = asyncio.create_task(watcher.run())
-    async with asyncio.timeout(30):
+    async with background(watcher.run()), asyncio.timeout(30):
         await api.enough.wait()
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
     assert 1 <= min(api.asked) <= max(api.asked) <= longest_s
 
 
@@ -68,12 +64,8 @@ class Unreadable(QuietApi):
 async def test_what_could_not_be_read_is_counted() -> None:
     api = Unreadable()
     watcher = Watcher(cast("Any", api), ClusterState(), lambda: api.now, 180.0)
-    task = asyncio.create_task(watcher.run())
-    async with asyncio.timeout(30):
+    async with background(watcher.run()), asyncio.timeout(30):
         await api.enough.wait()
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
     assert watcher.skipped == {"nodes": 0, "pods": 1, "resourceclaims": 0}
 
 
@@ -114,11 +106,8 @@ async def test_pod_groups_are_watched_in_the_version_that_is_served_once_a_pod_n
 ) -> None:
     api, state = Grouping(version, "g"), ClusterState()
     watcher = Watcher(cast("Any", api), state, lambda: api.now, 180.0)
-    task = asyncio.create_task(watcher.run())
-    await until(lambda: len(state.pod_groups), "the PodGroup is known")
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with background(watcher.run()):
+        await until(lambda: len(state.pod_groups), "the PodGroup is known")
     group = state.pod_groups.get_group(("default", "g"))
     assert group is not None
     assert group.spec.min_count == 3
@@ -130,12 +119,8 @@ async def test_pod_groups_are_watched_in_the_version_that_is_served_once_a_pod_n
 async def test_without_pods_that_name_one_nobody_asks_for_pod_groups() -> None:
     api, state = Grouping("v1beta1", ""), ClusterState()
     watcher = Watcher(cast("Any", api), state, lambda: api.now, 180.0)
-    task = asyncio.create_task(watcher.run())
-    async with asyncio.timeout(30):
+    async with background(watcher.run()), asyncio.timeout(30):
         await api.enough.wait()
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
     assert api.probed == []
     assert api.watched == {"/api/v1/nodes", "/api/v1/pods"}
 
@@ -174,13 +159,9 @@ async def test_after_a_restore_both_kinds_begin_anew_and_whoever_listens_hears_i
     watcher = Watcher(cast("Any", api), state, lambda: 0.0, 180)
     watcher.restored.connect(lambda: told.append("a"))
     watcher.restored.connect(lambda: told.append("b"))
-    task = asyncio.create_task(watcher.run())
-    async with asyncio.timeout(30):
+    async with background(watcher.run()), asyncio.timeout(30):
         await api.enough.wait()
         await watcher.refresh()
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
     assert sorted(api.listed[2:4]) == ["/api/v1/nodes", "/api/v1/pods"]
     assert told == ["a", "b"]
 
@@ -192,13 +173,9 @@ async def test_a_refresh_lists_pods_and_then_nodes() -> None:
     watcher = Watcher(cast("Any", api), ClusterState(), lambda: 0.0, 180)
     filled = asyncio.Event()
     watcher.filled.connect(filled.set)
-    task = asyncio.create_task(watcher.run())
-    async with asyncio.timeout(30):
+    async with background(watcher.run()), asyncio.timeout(30):
         await filled.wait()
         await watcher.refresh()
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
     assert api.listed[2:] == ["/api/v1/pods", "/api/v1/nodes"]
 
 
@@ -218,12 +195,8 @@ async def test_after_each_list_somebody_is_called_once_the_reflector_is_done_wit
     watcher.call_after_each_list(act)
     filled = asyncio.Event()
     watcher.filled.connect(filled.set)
-    task = asyncio.create_task(watcher.run())
-    async with asyncio.timeout(30):
+    async with background(watcher.run()), asyncio.timeout(30):
         await filled.wait()
         await watcher.refresh()
         await enough.wait()
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
     assert all(lists >= count for count, lists in enumerate(done, 1))
