@@ -23,9 +23,9 @@ from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.rebalance.verified_moves import explain_skipped_search
 from gpupack.whatif.answers import PodExplanation, State, WayOut
 from gpupack.whatif.cluster import Cluster, read_requested_unit
+from gpupack.whatif.fit import count_on_empty_cluster
 from gpupack.whatif.gangs import (
     WaitingGang,
-    count_on_empty_cluster,
     explain_held_group,
     explain_unknown_gang,
     find_gang,

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -243,6 +243,11 @@ class Cluster:
         """Rows of all nodes, in the order of their names."""
         nodes = self.state.nodes
         return np.array([nodes.rows[name] for name in nodes.index.sorted_names], dtype=np.intp)
+
+    def keep_accepted_rows(self, rows: RowArray, rejections: Container[str]) -> RowArray:
+        """Keep the rows of nodes that are not among the rejected ones, given by name."""
+        names = self.state.nodes.names
+        return rows[[names[row] not in rejections for row in rows.tolist()]]
 
     @DerivedValue
     def kube_checks(self) -> KubeSchedulerChecks:

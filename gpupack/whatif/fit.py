@@ -22,7 +22,12 @@ from allocator.request import MAX_UNITS, WHOLE, PodRequest, parse_pod
 from gpupack.errors import InputError
 from gpupack.whatif.answers import FitAnswer, FitCount, NodePods
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.kube_checks import HostRequirements, require_of_any_pod, require_of_plain_pod
+from gpupack.whatif.kube_checks import (
+    HostRequirements,
+    must_be_apart,
+    require_of_any_pod,
+    require_of_plain_pod,
+)
 from gpupack.whatif.node_results import OFFERED
 from scheduler_plugin.cache.amounts import NOTHING, ONE_POD
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
@@ -184,8 +189,7 @@ def count_fit(
     taints_of = hosts.list_repelling_taints if requirements is None else _repels_nobody
     requirements = require_of_any_pod() if requirements is None else requirements
     query = cluster.policies.make_request(nodes, request, requirements.amounts)
-    rejections = hosts.find_rejections(requirements)
-    rows = cluster.rows[[nodes.names[row] not in rejections for row in cluster.rows.tolist()]]
+    rows = cluster.keep_accepted_rows(cluster.rows, hosts.find_rejections(requirements))
     # Whatever else pods ask for counts for the first of them only.
     asked = ONE_POD.with_sums(request)
     names = [nodes.names[row] for row in rows.tolist()]
@@ -198,13 +202,9 @@ def count_fit(
     untainted = rows[[not taints_of(nodes.names[row], plain) for row in rows.tolist()]]
     largest = find_largest_request(cluster, query, untainted)
     missing = max(0, gang - sum(each.pods for each in found))
-    lasting = hosts.find_lasting_rejections(requirements) if missing else ()
-    ever = cluster.rows[[nodes.names[row] not in lasting for row in cluster.rows.tolist()]]
     return FitCount(
         missing_pods=missing,
-        pods_on_empty_nodes=(
-            min(gang, int(count_most_on_empty(nodes, query, asked, ever).sum())) if missing else 0
-        ),
+        pods_on_empty_nodes=count_on_empty_cluster(cluster, query, requirements, gang) if missing else 0,
         pods=sum(each.pods for each in found if not each.tolerations),
         largest_units=largest,
         nodes=found,
@@ -213,6 +213,18 @@ def count_fit(
             largest if len(untainted) == len(rows) else find_largest_request(cluster, query, rows)
         ),
     )
+
+
+def count_on_empty_cluster(
+    cluster: Cluster, query: SchedulingRequest, requirements: HostRequirements, most: int
+) -> int:
+    """Compute an upper bound of the equal pods that an empty cluster holds at once, up to a limit."""
+    rows = cluster.keep_accepted_rows(cluster.rows, cluster.kube_checks.find_lasting_rejections(requirements))
+    asked = requirements.amounts.with_sums(query.request)
+    pods = count_most_on_empty(cluster.state.nodes, query, asked, rows)
+    if must_be_apart(requirements, requirements):
+        pods = np.minimum(pods, 1)
+    return min(most, int(pods.sum()))
 
 
 def _repels_nobody(_name: str, _requirements: HostRequirements) -> list[str]:

@@ -3,8 +3,6 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from allocator.errors import RequestError, shown
 from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
@@ -18,7 +16,6 @@ from scheduler_plugin.cache.pod_groups import find_coscheduling_key
 from scheduler_plugin.cache.pods import sum_host_requests
 from scheduler_plugin.queue.cache.pods import read_gang
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.fit_counts import count_most_on_empty
 from scheduler_plugin.scheduling.placing import score_nodes
 from scheduler_plugin.scheduling.ranking import rank_best
 from scheduler_plugin.scheduling.request import SchedulingRequest
@@ -173,7 +170,7 @@ def find_rows(
     rejections = cluster.kube_checks.find_all_rejections(
         requirements, query.request, leaving=leaving, only=names
     )
-    return rows[[name not in rejections for name in names]]
+    return cluster.keep_accepted_rows(rows, rejections)
 
 
 def can_fit_together(cluster: Cluster, kinds: Sequence[GangMembers], leaving: Collection[str] = ()) -> bool:
@@ -247,18 +244,6 @@ def count_at_once(
         for name in names
     }
     return min(most, sum(count_fit_by_node(cluster, query, rows, rooms).values()))
-
-
-def count_on_empty_cluster(
-    cluster: Cluster, query: SchedulingRequest, requirements: HostRequirements, most: int
-) -> int:
-    """Compute an upper bound of the equal pods that an empty cluster holds at once, up to a limit."""
-    nodes, rejections = cluster.state.nodes, cluster.kube_checks.find_lasting_rejections(requirements)
-    rows = cluster.rows[[nodes.names[row] not in rejections for row in cluster.rows.tolist()]]
-    pods = count_most_on_empty(nodes, query, requirements.amounts, rows)
-    if must_be_apart(requirements, requirements):
-        pods = np.minimum(pods, 1)
-    return min(most, int(pods.sum()))
 
 
 def bound_by_host_resources(

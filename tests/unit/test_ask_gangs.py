@@ -4,6 +4,7 @@ import pytest
 
 from allocator.names import POD_GANG, POD_GANG_SIZE
 from gpupack.diagnose.why import explain_pod
+from gpupack.whatif import FitQuestion, answer_fit
 from gpupack.whatif.gangs import find_gang
 from tests.ask_world import Node, Pod, World
 
@@ -45,6 +46,18 @@ def test_of_a_gang_of_which_three_pods_can_ever_run_nothing_is_promised_for_one(
     # Two of 19 GiB share a card of 39.
     assert answer.ways_out[0].units == 19
     assert "fits for all 4 such pods of its gang at once now" in ways(answer)["smaller-request"]
+
+
+def test_empty_nodes_hold_no_more_of_a_gang_than_their_sum_lets_in():
+    """`fit --gang` counted so; why looked at the cards only, as if the second pod had to wait for others."""
+    halved = World((Node("a", (39, 39)),), gang(2)).changed(
+        a=lambda node: node["status"]["allocatable"].update({"gpupack.io/gpu-memory-gib": "39"})
+    )
+    assert explain_pod(halved.cluster, "default", "g0").text == (
+        "waits: its gang starts together, and 1 of its 2 pods fit at once now; "
+        "no more than 1 could even if all other pods ended, as nodes and cards are now"
+    )
+    assert answer_fit(halved.cluster, FitQuestion(30, gang=2)).pods_on_empty_nodes == 1
 
 
 def test_a_gang_that_fits_at_once_fits():
