@@ -158,6 +158,28 @@ def test_who_is_of_the_gang():
         assert find_gang(alone, alone.find_pod("default", "g0")) is None
 
 
+def with_other_resource(pod):
+    pod["spec"]["containers"][0]["resources"]["limits"]["rdma/ib"] = "1"
+
+
+def with_host_port(pod):
+    pod["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
+
+
+def with_anti_affinity(pod):
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "db"}}}
+    terms = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    pod["spec"]["affinity"] = {"podAntiAffinity": terms}
+
+
+@pytest.mark.parametrize("more", [with_other_resource, with_host_port, with_anti_affinity])
+def test_pods_of_a_gang_that_differ_in_what_they_ask_beside_cards_are_not_alike(more):
+    """Those of the one that was asked about counted for all: its gang fitted, and never started."""
+    cluster = World((Node("a", (39, 39)),), gang(2)).changed(g1=more).cluster
+    found = find_gang(cluster, cluster.find_pod("default", "g0"))
+    assert (found.pods, [kind.pods for kind in found.others]) == (1, [1])
+
+
 NO_ROOM = "no room was found for all of its {} pods at once"
 NEVER = "; the cards could not hold them even if all other pods ended, as nodes and cards are now"
 
