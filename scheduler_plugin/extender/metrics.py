@@ -225,7 +225,7 @@ class ClusterMetrics(Collector):
         yield GaugeMetricFamily("gpupack_scheduler_pods", "Pods in the cache.", value=len(self._state.pods))
         family = GaugeMetricFamily(
             "gpupack_scheduler_waiting_pods",
-            "Pods without a node that ask for cards, by why the nodes that come closest cannot take them. "
+            "Pods that wait for a node and ask for cards, by why the nodes that come closest cannot take them. "
             "With not_refused kube-scheduler has not asked yet, or ruled out every node itself.",
             labels=["reason"],
         )

@@ -222,8 +222,6 @@ class Preemptor:
         if (gang := self._get_gang(pod)) is not None:
             _, waiting = self.state.group_holds.split_members(gang)
             members = [self.state.pods[each] for each in sorted(waiting)]
-            # kube-scheduler leaves out those that are being deleted.
-            members = [each for each in members if each.grace_ends_at is None]
             is_alike = all((each.request, each.amounts) == (pod.request, pod.amounts) for each in members)
             if not is_alike or len(members) > MAX_GANG or self._count_missing(pod) > len(members):
                 return []

@@ -91,6 +91,15 @@ def test_the_second_pod_is_refused_where_the_sum_suffices_and_no_card_does(world
     assert world.ask("s") == "n"
 
 
+def test_a_pod_that_is_being_deleted_is_no_third_one(world: GroupWorld) -> None:
+    world.node("n", (8, 8), (2, 4))
+    world.pair()
+    world.pod("g-2", 1, "g", deleted="2026-11-01T00:00:00Z")
+    assert world.ask("g-0") == "n"
+    assert NOT_FREE in world.ask("g-1")
+    assert world.held() == set()
+
+
 def test_compute_is_held_with_the_cards(world: GroupWorld) -> None:
     """Each pod has the compute of a card for itself; a pod that asks for none goes beside them."""
     world.node("n", (16, 16), compute=(0, 0))
