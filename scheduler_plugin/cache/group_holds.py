@@ -128,7 +128,7 @@ class GroupHolds:
         return len(placed) < self._groups.get_min_count(key) and any(members[uid].node for uid in placed)
 
     def split_members(self, key: GroupKey) -> tuple[set[str], set[str]]:
-        """Split a group's pods that have not ended into those with a node, or assumed, and those that wait."""
+        """Split the pods of a group into those with a node, or assumed, and those that wait."""
         members = [pod for pod in self._groups.get_members(key).values() if not pod.ended]
         placed = {pod.uid for pod in members if pod.node or pod.uid in self._assumed}
         return placed, {pod.uid for pod in members if pod.is_waiting} - placed

@@ -225,8 +225,8 @@ class ClusterMetrics(Collector):
         yield GaugeMetricFamily("gpupack_scheduler_pods", "Pods in the cache.", value=len(self._state.pods))
         family = GaugeMetricFamily(
             "gpupack_scheduler_waiting_pods",
-            "Pods that wait for a node and ask for cards, by why the nodes that come closest cannot take them. "
-            "With not_refused kube-scheduler has not asked yet, or ruled out every node itself.",
+            "Pods that wait for a node and ask for cards, by why the nodes that come closest cannot take "
+            "them. With not_refused kube-scheduler has not asked yet, or ruled out every node itself.",
             labels=["reason"],
         )
         counts = self._waiting.count_by_reason()

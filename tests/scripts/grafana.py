@@ -42,7 +42,7 @@ FIGURES: Final[list[Row]] = [
         "Pods that wait",
         "none",
         {"": "sum(max by (reason) (gpupack_scheduler_waiting_pods))"},
-        "Pods without a node that ask for cards.",
+        "Pods that wait for a node and ask for cards.",
     ),
     ("Unhealthy cards", "none", {"": "count(gpupack_card_healthy == 0) or vector(0)"}, "They take no pods."),
     ("Cordoned cards", "none", {"": "sum(gpupack_card_cordoned)"}, "Cards that people keep free."),
