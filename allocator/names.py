@@ -59,11 +59,12 @@ POD_GANG_SIZE = f"{DOMAIN}/gang-size"
 QUEUE_NAME = f"{DOMAIN}/queue-name"
 QUEUE_GATE = f"{DOMAIN}/queue"
 
-# Pod annotations written by gpupack.
+# Pod annotations written by gpupack. A pod asks for the same with or without them.
 POD_ASSIGNED = f"{DOMAIN}/assigned"
 POD_ALLOCATION = f"{DOMAIN}/allocation"
 POD_PLANNED = f"{DOMAIN}/planned"
 POD_REQUEUED = f"{DOMAIN}/requeued"
+OWN_POD_ANNOTATIONS = frozenset({POD_ASSIGNED, POD_ALLOCATION, POD_PLANNED, POD_REQUEUED})
 
 # Label of the pod that leads, written by itself; the value is the Lease's name. Services select it.
 LEADER_LABEL = f"{DOMAIN}/leader"

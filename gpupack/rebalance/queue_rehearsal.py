@@ -10,10 +10,7 @@ import msgspec
 from allocator.errors import shown
 from allocator.names import (
     BATCH_SCHEDULER,
-    POD_ALLOCATION,
-    POD_ASSIGNED,
-    POD_PLANNED,
-    POD_REQUEUED,
+    OWN_POD_ANNOTATIONS,
     QUEUE_GATE,
 )
 from allocator.place import Placement
@@ -190,9 +187,10 @@ class QueueRehearsal:
     def _make_successor(self, movable: MovablePod) -> Pod:
         """Make the pod that a controller makes in place of one: younger than all, and behind the gate."""
         pod = movable.pod
-        written = {POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED, POD_REQUEUED}
         annotations = {
-            name: value for name, value in (pod.metadata.annotations or {}).items() if name not in written
+            name: value
+            for name, value in (pod.metadata.annotations or {}).items()
+            if name not in OWN_POD_ANNOTATIONS
         }
         gates = [] if pod.spec.scheduler_name == BATCH_SCHEDULER else [PodSchedulingGate(QUEUE_GATE)]
         return msgspec.structs.replace(

@@ -14,12 +14,9 @@ from allocator import names
 from allocator.errors import shown
 from allocator.names import (
     DOMAIN,
-    POD_ALLOCATION,
-    POD_ASSIGNED,
+    OWN_POD_ANNOTATIONS,
     POD_CARD_POLICY,
     POD_NODE_POLICY,
-    POD_PLANNED,
-    POD_REQUEUED,
 )
 from allocator.policies import CARD_POLICIES
 from allocator.registry import Registry, is_name
@@ -33,7 +30,7 @@ _KINDS: Final[tuple[tuple[str, Registry[Any]], ...]] = (
 
 
 _KNOWN: Final = frozenset(value for name, value in vars(names).items() if name.startswith("POD_"))
-_USERS: Final = sorted(_KNOWN - {POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED, POD_REQUEUED})
+_USERS: Final = sorted(_KNOWN - OWN_POD_ANNOTATIONS)
 
 
 class UnknownPolicy(NamedTuple):

@@ -10,6 +10,7 @@ import msgspec
 from allocator.errors import QuantityError, RequestError
 from allocator.names import (
     COMPUTE_RESOURCE,
+    OWN_POD_ANNOTATIONS,
     PERCENT_RESOURCE,
     PLACEHOLDER_LABEL,
     PLACEHOLDER_SCHEDULER,
@@ -29,8 +30,6 @@ from scheduler_plugin.cache.amounts import Amounts, ResourceAmounts
 from scheduler_plugin.cache.gang_names import read_gang_key
 
 _OWN_PREFIX: Final = "gpupack.io/"
-_STATUS_ANNOTATIONS: Final = frozenset({POD_ASSIGNED, POD_ALLOCATION, POD_PLANNED, POD_REQUEUED})
-"""Annotations that gpupack writes; a pod asks for the same with or without them."""
 
 STANDARD_RESOURCES: Final = frozenset({"cpu", "memory", "pods"})
 """Resources that are no further ones, beside those of `_OWN_PREFIX`."""
@@ -209,7 +208,7 @@ def _make_request_key(pod: Pod, resource: str) -> Hashable | None:
             [
                 (name, value)
                 for name, value in pod.metadata.annotations.items()
-                if name not in _STATUS_ANNOTATIONS and name.startswith(_OWN_PREFIX)
+                if name not in OWN_POD_ANNOTATIONS and name.startswith(_OWN_PREFIX)
             ]
         )
     if ours and sum(len(name) + len(value) for name, value in ours) > _MAX_TEXT:
