@@ -124,30 +124,7 @@ def list_waiting_pods(cluster: Cluster) -> list[WaitingPod]:
 
 def group_by_kind(pods: Iterable[WaitingPod]) -> list[EquivalentPods]:
     kinds: dict[Hashable, EquivalentPods] = {}
-    for pod in pods:
-        kinds.setdefault(_key(pod), EquivalentPods()).pods.append(pod)
+    for waiting in pods:
+        key = waiting.request, HostRequirements.from_pod(waiting.pod).make_key()
+        kinds.setdefault(key, EquivalentPods()).pods.append(waiting)
     return list(kinds.values())
-
-
-def _key(waiting: WaitingPod) -> Hashable:
-    pod, record = waiting.pod, waiting.record
-    requirements = HostRequirements.from_pod(pod)
-    affinity = pod.spec.affinity
-    terms: tuple[bytes, ...] = ()
-    if affinity is not None:
-        terms = tuple(
-            bytes(term)
-            for kind in (affinity.pod_affinity, affinity.pod_anti_affinity)
-            if kind is not None
-            for term in kind.required_during_scheduling_ignored_during_execution or ()
-        )
-    # Who wants others near or far is told apart by labels and namespace, too.
-    identity = (pod.metadata.namespace, tuple(sorted((pod.metadata.labels or {}).items()))) if terms else None
-    return (
-        waiting.request,
-        record.amounts,
-        requirements.ports,
-        requirements.rules,
-        terms,
-        identity,
-    )

@@ -3,19 +3,16 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from allocator.errors import RequestError, shown
 from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import count_fit_by_node
-from gpupack.whatif.kube_checks import HostRequirements, list_host_ports, must_be_apart
+from gpupack.whatif.kube_checks import HostRequirements, must_be_apart
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.gang_names import read_gang_key, read_gang_name
 from scheduler_plugin.cache.pod_groups import find_coscheduling_key
-from scheduler_plugin.cache.pods import sum_host_amounts
 from scheduler_plugin.queue.cache.pods import read_gang
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import score_nodes
@@ -152,8 +149,7 @@ def _key_pod(cluster: Cluster, pod: Pod) -> object:
         request = cluster.read_request(pod)
     except RequestError as error:
         return str(error)
-    near_and_far = msgspec.json.encode(pod.spec.affinity)
-    return request, sum_host_amounts(pod), pod.spec.node_rules, list_host_ports(pod), near_and_far
+    return request, HostRequirements.from_pod(pod).make_key()
 
 
 def find_rows(

@@ -4,7 +4,7 @@ The rules are those of `scheduler_plugin.scheduling.node_fit`. `list_unchecked_r
 at for a pod.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Final
@@ -66,6 +66,22 @@ class HostRequirements:
     def from_pod(cls, pod: Pod) -> "HostRequirements":
         rules = pod.spec.node_rules
         return cls(rules.tolerates, rules, sum_host_amounts(pod), list_host_ports(pod), pod)
+
+    def make_key(self) -> Hashable:
+        """Make a key that pods have in common which may run on the same nodes beside the same pods."""
+        terms: tuple[bytes, ...] = ()
+        identity = None
+        if self.pod is not None and self.pod.spec.affinity is not None:
+            affinity, meta = self.pod.spec.affinity, self.pod.metadata
+            terms = tuple(
+                bytes(term)
+                for kind in (affinity.pod_affinity, affinity.pod_anti_affinity)
+                if kind is not None
+                for term in kind.required_during_scheduling_ignored_during_execution or ()
+            )
+            # Who wants others near or far is told apart by labels and namespace, too.
+            identity = (meta.namespace, tuple(sorted((meta.labels or {}).items()))) if terms else None
+        return self.amounts, self.ports, self.rules, terms, identity
 
 
 def require_of_any_pod() -> HostRequirements:
