@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from scheduler_plugin.app import run
 from scheduler_plugin.cache.state import ClusterState
@@ -75,11 +76,21 @@ class Client:
         made: Any = node_object(name, *args, **options)
         self.api.add_node(name, {}, made["status"]["allocatable"], made["metadata"]["annotations"])
 
-    async def knows(self, uid: str) -> None:
-        async def known() -> bool:
-            return uid in self.state.pods
+    def refuse(self, ending: str) -> list[Any]:
+        """Let the API server refuse requests to such paths from now on; return the bodies that come."""
+        refused: list[Any] = []
 
-        await until(known)
+        async def intercept(request: web.Request) -> web.StreamResponse | None:
+            if not request.path.endswith(ending):
+                return None
+            refused.append(await request.json())
+            return web.json_response({"kind": "Status", "message": "not so"}, status=403)
+
+        self.api.http.intercept = intercept
+        return refused
+
+    async def knows(self, uid: str) -> None:
+        await until(lambda: uid in self.state.pods)
 
 
 @asynccontextmanager

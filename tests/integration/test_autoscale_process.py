@@ -133,14 +133,12 @@ async def test_a_placeholder_comes_and_goes_with_the_need(tmp_path: Path) -> Non
         await running.counts(
             "gpupack_autoscale_placeholders 1.0", 'gpupack_autoscale_waiting_pods{outcome="asked"} 1.0'
         )
-
-        async def is_told() -> bool:
-            return any(
+        await until(
+            lambda: any(
                 (event["reason"], event["involvedObject"]["name"]) == ("NodeAskedFor", "w0")
                 for event in api.objects("events")
             )
-
-        await until(is_told)
+        )
         api.delete_pod("default", "w0", 0)
         await there_are(api, 0)
 
@@ -167,11 +165,7 @@ async def test_a_leader_that_dies_between_two_writes_leaves_nothing_doubled(tmp_
 
         api.http.intercept = refuse_status
         async with autoscale(api, tmp_path):
-
-            async def one() -> bool:
-                return len(placeholders(api)) == 1
-
-            await until(one)
+            await until(lambda: len(placeholders(api)) == 1)
         assert not is_marked(placeholders(api)[0])
         api.http.intercept = None
         async with autoscale(api, tmp_path), autoscale(api, tmp_path):
@@ -227,11 +221,7 @@ async def test_a_leader_that_dies_after_any_write_leaves_what_the_next_one_compl
             allowed = until_done
             api.http.intercept = die_then
             async with autoscale(api, tmp_path, **options):
-
-                async def has_died() -> bool:
-                    return allowed < 0
-
-                await until(has_died)
+                await until(lambda: allowed < 0)
             api.http.intercept = None
 
         async def is_whole() -> bool:
@@ -289,11 +279,9 @@ async def test_nodes_are_kept_whose_pods_have_no_cards_elsewhere(tmp_path: Path)
     async with cluster(waiting=0) as api:
         api.patch_node("n2", {"metadata": {"annotations": {SCALE_DOWN_DISABLED: "true"}}})
         async with autoscale(api, tmp_path) as running:
-
-            async def are_kept() -> bool:
-                return all(NODE_KEPT in node["metadata"]["annotations"] for node in api.objects("nodes"))
-
-            await until(are_kept)
+            await until(
+                lambda: all(NODE_KEPT in node["metadata"]["annotations"] for node in api.objects("nodes"))
+            )
             first = api.node("n1")["metadata"]["annotations"]
             assert (first[SCALE_DOWN_DISABLED], first[DO_NOT_DISRUPT]) == ("true", "true")
             await running.counts('gpupack_autoscale_kept_nodes{reason="no_cards"} 2.0')
@@ -302,11 +290,9 @@ async def test_nodes_are_kept_whose_pods_have_no_cards_elsewhere(tmp_path: Path)
                 api.delete_pod("default", f"on-n2-{card}", 0)
             for name in ("n1", "n2"):
                 api.patch_node(name, {"metadata": {"annotations": {"gpupack.io/holds": None}}})
-
-            async def are_free() -> bool:
-                return not any(NODE_KEPT in node["metadata"]["annotations"] for node in api.objects("nodes"))
-
-            await until(are_free)
+            await until(
+                lambda: not any(NODE_KEPT in node["metadata"]["annotations"] for node in api.objects("nodes"))
+            )
             assert SCALE_DOWN_DISABLED not in api.node("n1")["metadata"]["annotations"]
             assert api.node("n2")["metadata"]["annotations"][SCALE_DOWN_DISABLED] == "true", "a person's"
 
@@ -315,11 +301,7 @@ async def test_consolidate_says_which_node_few_moves_would_empty(tmp_path: Path)
     async with ApiServer(seed=1) as api:
         fill(api, grown([Node("n1"), Node("n2")], [Pod("a", 4, "n1", (0,))]))
         async with autoscale(api, tmp_path, consolidate=True):
-
-            async def is_told() -> bool:
-                return any(event["reason"] == "CouldBeEmptied" for event in api.objects("events"))
-
-            await until(is_told)
+            await until(lambda: any(event["reason"] == "CouldBeEmptied" for event in api.objects("events")))
             (event,) = [each for each in api.objects("events") if each["reason"] == "CouldBeEmptied"]
             assert event["involvedObject"]["name"] == "n1"
             assert event["message"] == (
@@ -372,17 +354,11 @@ async def test_a_pass_that_fails_is_told_and_the_next_one_is_tried() -> None:
     writer = Writer(nothing, NAMESPACE, lambda: True, 1.0)
     settings = AutoscaleSettings(period_s=0.0, keep_nodes=False)
     made = AutoscaleLoop(board, settings, writer, nothing, AutoscaleMetrics(), lambda: "")
-
-    async def is_told() -> bool:
-        return made.status()["trouble"] == "a pass failed: ValueError: an object that nobody thought of"
-
-    async def is_well() -> bool:
-        return made.status()["trouble"] == ""
-
+    told = "a pass failed: ValueError: an object that nobody thought of"
     async with background(made.run()):
-        await until(is_told)
+        await until(lambda: made.status()["trouble"] == told)
         board.broken = False
-        await until(is_well)
+        await until(lambda: made.status()["trouble"] == "")
 
 
 async def test_without_the_lease_nothing_is_written(tmp_path: Path) -> None:

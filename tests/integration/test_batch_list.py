@@ -1,6 +1,5 @@
 """Batch placing over both processes: a failed Binding tries the next node of the pod's list."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,12 @@ async def goes_to(client: Client, pod: dict[str, Any]) -> list[str]:
     return list((await client.filter(pod, *listed(pod)))["NodeNames"])
 
 
+def is_released(client: Client, pod: dict[str, Any]) -> bool:
+    """Whether the extender knows the pod, and that the queue has admitted it."""
+    known = client.state.pods.get(pod["metadata"]["uid"])
+    return known is not None and not known.is_gated
+
+
 async def test_a_failed_binding_tries_the_next_node_of_the_list(tmp_path: Path) -> None:
     """In the list's order; after the last one the first is tried again."""
     options = {"node_policy": "best-fit", "shortlist": 1}
@@ -43,28 +48,14 @@ async def test_a_failed_binding_tries_the_next_node_of_the_list(tmp_path: Path) 
         pod = api.pod("default", "p")
         assert listed(pod) == ["n1", "n2", "n3", "n4"]
         await until(client.ready)
-
-        async def seen() -> bool:
-            known = client.state.pods.get(pod["metadata"]["uid"])
-            return known is not None and not known.is_gated
-
-        await until(seen)
-
-        refused: list[str] = []
-
-        async def refuse(request: web.Request) -> web.StreamResponse | None:
-            if not request.path.endswith("/binding"):
-                return None
-            refused.append(json.loads(await request.read())["target"]["name"])
-            return aiohttp.web.json_response({"kind": "Status", "message": "not so"}, status=403)
-
-        api.http.intercept = refuse
+        await until(lambda: is_released(client, pod))
+        refused = client.refuse("/binding")
         for _ in range(6):
             (node,) = await goes_to(client, pod)
             # Asking again, as after other news, changes nothing.
             assert await goes_to(client, pod) == [node]
             assert "not so" in await client.bind(pod, node)
-        assert refused == ["n1", "n2", "n3", "n4", "n1", "n2"]
+        assert [binding["target"]["name"] for binding in refused] == ["n1", "n2", "n3", "n4", "n1", "n2"]
         api.http.intercept = None
         (node,) = await goes_to(client, pod)
         assert node == "n3"
@@ -89,19 +80,8 @@ async def test_every_policy_names_next_nodes(
         pod = api.pod("default", "p")
         assert len(set(listed(pod))) == 4
         await until(client.ready)
-
-        async def seen() -> bool:
-            known = client.state.pods.get(pod["metadata"]["uid"])
-            return known is not None and not known.is_gated
-
-        await until(seen)
-
-        async def refuse(request: web.Request) -> web.StreamResponse | None:
-            if not request.path.endswith("/binding"):
-                return None
-            return aiohttp.web.json_response({"kind": "Status", "message": "not so"}, status=403)
-
-        api.http.intercept = refuse
+        await until(lambda: is_released(client, pod))
+        client.refuse("/binding")
         for expected in listed(pod):
             assert await goes_to(client, pod) == [expected]
             assert "not so" in await client.bind(pod, expected)

@@ -30,11 +30,9 @@ async def test_it_binds_again_and_gives_nothing_twice(tmp_path: Path) -> None:
 
         await until(all_is_seen)
         await api.restored(backup)
-
-        async def begun_anew() -> bool:
-            return not client.state.pods and client.state.node_records["n"].version <= backup.version
-
-        await until(begun_anew)
+        await until(
+            lambda: not client.state.pods and client.state.node_records["n"].version <= backup.version
+        )
         second = client.make_pod("second", 12)
         await client.knows(second["metadata"]["uid"])
         # The node may still run the pod that nobody knows any more.

@@ -1,9 +1,5 @@
 """What becomes of a pod is told in Events, and telling costs no pod anything."""
 
-from typing import Any
-
-import aiohttp
-
 from tests.extender_client import Client, client
 from tests.waiting import until
 
@@ -22,11 +18,7 @@ async def test_a_pod_s_life_is_told_in_its_events(client: Client) -> None:
     assert (await client.filter(pod, "a"))["NodeNames"] == []
     assert (await client.filter(pod, "b"))["NodeNames"] == ["b"]
     assert await client.bind(pod, "b") == ""
-
-    async def told() -> bool:
-        return len(client.api.objects("events")) == 2
-
-    await until(told)
+    await until(lambda: len(client.api.objects("events")) == 2)
     events = sorted(client.api.objects("events"), key=lambda event: event["type"])
     assert [(event["type"], event["reason"], event["message"]) for event in events] == [
         ("Normal", "CardsAssigned", "Assigned on node b: card 1 (GPU-b-1) 16 GiB"),
@@ -57,12 +49,7 @@ async def test_a_pod_that_is_refused_again_and_again_is_one_event_written_once(c
 
 
 async def test_an_api_server_that_takes_no_events_costs_no_binding(client: Client) -> None:
-    async def refuse(request: Any) -> Any:
-        if request.path.endswith("/events"):
-            return aiohttp.web.json_response({"kind": "Status", "message": "not so"}, status=403)
-        return None
-
-    client.api.http.intercept = refuse
+    client.refuse("/events")
     pod = client.make_pod("p", 9)
     await client.knows(pod["metadata"]["uid"])
     assert await client.bind(pod, "b") == ""
@@ -78,11 +65,7 @@ async def test_a_pod_that_only_kube_scheduler_refused_gets_the_numbers(client: C
     client.make_pod("p", 99)
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2"}
     client.api.patch_pod("default", "p", {"status": {"conditions": [condition]}})
-
-    async def told() -> bool:
-        return bool(client.api.objects("events"))
-
-    await until(told)
+    await until(lambda: client.api.objects("events"))
     (event,) = client.api.objects("events")
     assert event["reason"] == "WaitingForCards"
     assert event["message"].startswith("0/2 nodes can take 99 GiB: 2 no healthy card of 99 GiB or more.")

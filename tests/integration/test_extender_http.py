@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
 import pytest
 import structlog
 from pytest_mock import MockerFixture
@@ -53,10 +52,7 @@ async def test_a_pod_from_filter_to_its_node_s_words(client: Client) -> None:
 
 
 async def until_bound(client: Client, pod: dict[str, Any]) -> str:
-    async def seen() -> bool:
-        return bool(client.state.pods[pod["metadata"]["uid"]].node)
-
-    await until(seen)
+    await until(lambda: client.state.pods[pod["metadata"]["uid"]].node)
     return await client.bind(pod, "b")
 
 
@@ -64,12 +60,7 @@ async def test_a_refused_binding_gives_the_card_back(client: Client) -> None:
     pod = client.make_pod("p", 9)
     await client.knows(pod["metadata"]["uid"])
 
-    async def refuse(request: Any) -> Any:
-        if request.path.endswith("/binding"):
-            return aiohttp.web.json_response({"kind": "Status", "message": "not so"}, status=403)
-        return None
-
-    client.api.http.intercept = refuse
+    client.refuse("/binding")
     assert "not so" in await client.bind(pod, "b")
     assert client.state.nodes.assumed.sum() == 0
     client.api.http.intercept = None
@@ -100,11 +91,7 @@ async def test_a_binding_that_never_happens_is_found_out(impatient: Client) -> N
     assert "stay taken for now" in await client.bind(pod, "b")
     assert client.state.nodes.assumed.sum() == 9
     assert "under way" in await client.bind(pod, "b")
-
-    async def given_back() -> bool:
-        return client.state.nodes.assumed.sum() == 0
-
-    await until(given_back)
+    await until(lambda: client.state.nodes.assumed.sum() == 0)
 
 
 async def test_a_pod_that_changes_while_its_binding_is_on_the_way_is_refused_and_bound_the_next_time(
@@ -138,16 +125,9 @@ async def test_a_pod_whose_gate_goes_is_bound_once_that_is_known(
     waits = mocker.spy(WatchActivity, "wait_until")
     pod = client.make_pod("p", 9, gates=[QUEUE_GATE])
     uid = pod["metadata"]["uid"]
-
-    async def gated() -> bool:
-        return uid in client.state.pods and client.state.pods[uid].is_gated
-
-    async def waiting() -> bool:
-        return bool(waits.called)
-
-    await until(gated)
+    await until(lambda: uid in client.state.pods and client.state.pods[uid].is_gated)
     binding = asyncio.create_task(client.bind(pod, "b"))
-    await until(waiting)
+    await until(lambda: waits.called)
     client.api.patch_pod("default", "p", {"spec": {"schedulingGates": None}})
     assert await binding == ""
 
@@ -159,11 +139,7 @@ async def test_events_of_both_kinds_reach_the_state(client: Client) -> None:
     client.api.delete_pod("default", "p", 0)
     client.api.delete_node("a")
     client.api.bookmark()
-
-    async def gone() -> bool:
-        return uid not in client.state.pods and "a" not in client.state.nodes.rows
-
-    await until(gone)
+    await until(lambda: uid not in client.state.pods and "a" not in client.state.nodes.rows)
 
 
 async def test_health_and_metrics(client: Client) -> None:

@@ -31,11 +31,7 @@ async def test_a_pod_is_evicted_and_both_are_told(tmp_path: Path) -> None:
         await until(client.ready)
         await client.knows(needy["metadata"]["uid"])
         assert (await client.filter(needy, "n"))["NodeNames"] == []
-
-        async def told() -> bool:
-            return {"Nominated", "Preempted"} <= {each["reason"] for each in api.objects("events")}
-
-        await until(told)
+        await until(lambda: {"Nominated", "Preempted"} <= {each["reason"] for each in api.objects("events")})
         ((path, body),) = evictions
         assert path == "/api/v1/namespaces/default/pods/victim/eviction"
         assert body["deleteOptions"]["preconditions"] == {"uid": victim["metadata"]["uid"]}

@@ -65,14 +65,8 @@ async def test_a_standby_with_a_pod_is_ready_and_leads_kept_connections_to_the_l
             elected = {"leader_elect": True, "lease_s": 30, "identity": name, "pod_name": name}
             return extender(tmp_path, api, **elected)
 
-        async def first_leads() -> bool:
-            return leaders(api) == ["first"]
-
-        async def second_leads() -> bool:
-            return leaders(api) == ["second"]
-
         async with replica("second") as second:
-            await until(second_leads)
+            await until(lambda: leaders(api) == ["second"])
             async with replica("first") as first:
                 await until(first.ready)
                 first.make_node("b", (16, 16))
@@ -86,9 +80,9 @@ async def test_a_standby_with_a_pod_is_ready_and_leads_kept_connections_to_the_l
                 await second.knows(pod["metadata"]["uid"])
                 assert await second.bind(pod, "b") == ""
                 assert await first.get("/readyz") == (200, "ok\n")
-            await until(second_leads)
+            await until(lambda: leaders(api) == ["second"])
         async with replica("first") as first:
-            await until(first_leads)
+            await until(lambda: leaders(api) == ["first"])
             await until(first.ready)
             pod = first.make_pod("q", 9)
             await first.knows(pod["metadata"]["uid"])

@@ -46,11 +46,7 @@ async def cluster(
             client.make_node(name, (16,), (units,), resources=resources)
             client.make_pod(f"filler-{name}", 1, containers=plain(**used), spec={"nodeName": name})
         await until(client.ready)
-
-        async def counted() -> bool:
-            return bool((client.state.nodes.cpu_used > 0).sum() == len(nodes))
-
-        await until(counted)
+        await until(lambda: (client.state.nodes.cpu_used > 0).sum() == len(nodes))
         yield client
 
 

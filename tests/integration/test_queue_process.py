@@ -54,10 +54,7 @@ class Running:
         return bool(self.api.pod("default", name)["spec"].get("schedulingGates"))
 
     async def admitted(self, *names: str) -> None:
-        async def all_released() -> bool:
-            return not any(self.gated(name) for name in names)
-
-        await until(all_released)
+        await until(lambda: not any(self.gated(name) for name in names))
 
     async def waits(self, name: str, reason: str) -> str:
         """Wait until a pod is said to wait for a reason; the message."""
@@ -144,11 +141,7 @@ async def test_gated_pods_are_released_when_a_card_can_take_them(tmp_path: Path)
             assert running.gated("three")
             api.delete_pod("default", "one", grace_s=0)
             await running.admitted("three")
-
-            async def said() -> bool:
-                return bool(running.events("one"))
-
-            await until(said)
+            await until(lambda: running.events("one"))
             assert running.events("one")[-1].startswith("Admitted: admitted from queue a for node n1")
             (queue_report,) = (await running.status())["queues"]
             assert (queue_report["used"], queue_report["running"], queue_report["waiting"]) == (20, 2, 0)
@@ -380,11 +373,7 @@ async def test_a_restart_forgets_nobody_and_releases_nobody_twice(tmp_path: Path
             return [name for name in names if running.gated(name)]
 
         async with queue(api, tmp_path) as running:
-
-            async def two_left() -> bool:
-                return len(gated(running)) == 2
-
-            await until(two_left)
+            await until(lambda: len(gated(running)) == 2)
         async with queue(api, tmp_path) as running:
             waiting = gated(running)
             await running.waits(waiting[0], "NoRoom")
@@ -393,11 +382,7 @@ async def test_a_restart_forgets_nobody_and_releases_nobody_twice(tmp_path: Path
             admitted = next(name for name in names if name not in waiting)
             api.delete_pod("default", admitted, grace_s=0)
             names.remove(admitted)
-
-            async def one_left() -> bool:
-                return len(gated(running)) == 1
-
-            await until(one_left)
+            await until(lambda: len(gated(running)) == 1)
 
 
 async def test_two_queues_do_not_release_together(tmp_path: Path) -> None:
@@ -612,11 +597,9 @@ async def test_a_second_stage_waits_for_pods_that_a_job_is_still_to_make(tmp_pat
                     text = (await running.get("/metrics"))[1]
                     assert 'gpupack_queue_pods{queue="a",state="first_stage"} 1.0' in text
             await running.admitted("reduce")
-
-            async def said() -> bool:
-                return any("FirstStage: its job waits" in event for event in running.events("reduce"))
-
-            await until(said)
+            await until(
+                lambda: any("FirstStage: its job waits" in event for event in running.events("reduce"))
+            )
             make_pod(api, "alone", 1, annotations={POD_JOB: "k", POD_FIRST_STAGE_SIZE: "0"})
             await running.admitted("alone")
 

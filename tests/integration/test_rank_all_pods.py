@@ -36,11 +36,7 @@ async def cluster(tmp_path: Path, policy: str, *, rank_all_pods: bool = True) ->
             containers = plain(cpu, 100 * cpu // 40)
             client.make_pod(f"filler-{name}", 1, containers=containers, spec={"nodeName": name})
         await until(client.ready)
-
-        async def counted() -> bool:
-            return bool((client.state.nodes.cpu_used > 0).sum() == len(NODES))
-
-        await until(counted)
+        await until(lambda: (client.state.nodes.cpu_used > 0).sum() == len(NODES))
         yield client
 
 

@@ -87,11 +87,7 @@ async def test_a_pod_that_is_gone_counts_no_more(tmp_path: Path) -> None:
         await client.knows(pod["metadata"]["uid"])
         assert await first_of(client) == PENDING_CPU
         client.api.delete_pod("default", "waits", grace_s=0)
-
-        async def gone() -> bool:
-            return pod["metadata"]["uid"] not in client.state.pods
-
-        await until(gone)
+        await until(lambda: pod["metadata"]["uid"] not in client.state.pods)
         assert await first_of(client, "q") == WITHOUT_PENDING
 
 
