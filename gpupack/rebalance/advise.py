@@ -22,6 +22,7 @@ from scheduler_plugin.scheduling.node_fit import CORDONED, NOT_READY, TAINT
 _TRIES: Final = 5
 _HALVED: Final = 3
 _TAINTS: Final = 3
+_NOT_FOUND: Final = "No list of moves was found that filter admits"
 
 
 def advise_start(
@@ -43,22 +44,13 @@ def advise_start(
     now = count_fit(cluster, request, requirements)
     notes = [*explain_unmatched_model(cluster, request), *_left_out(cluster, requirements)]
     if now.pods >= pods:
-        text = f"{_pods(now.pods)} now: no move is needed"
-        return Advice(
-            0,
-            (),
-            PodCount(now.pods),
-            PodCount(now.pods),
-            text=text,
-            notes=tuple(notes),
-            unit_mib=cluster.unit_mib,
-        )
+        return _advise_no_move(cluster, now.pods, f"{_pods(now.pods)} now: no move is needed", notes)
     movable_pods = MovablePods(cluster, PodCardUsage(cluster), limits.max_priority)
     before = {node.node: node.pods for node in now.nodes}
     found = plan_start(cluster, request, requirements, before, pods, movable_pods, limits)
     notes += movable_pods.notes
     if found is None:
-        return _nothing(cluster, now.pods, notes)
+        return _advise_no_move(cluster, now.pods, _NOT_FOUND, notes)
     plan, changed = found
     then = count_fit(changed, request, requirements).pods if plan.moves else now.pods
     text = _told_start(now.pods, then, pods, plan)
@@ -120,16 +112,9 @@ def _nodes(names: Sequence[str]) -> str:
     return f"1 node ({names[0]}) is" if len(names) == 1 else f"{len(names)} nodes are"
 
 
-def _nothing(cluster: Cluster, pods: int, notes: Sequence[str] = ()) -> Advice:
-    return Advice(
-        0,
-        (),
-        PodCount(pods),
-        PodCount(pods),
-        text="No list of moves was found that filter admits",
-        notes=tuple(notes),
-        unit_mib=cluster.unit_mib,
-    )
+def _advise_no_move(cluster: Cluster, pods: int, text: str, notes: Sequence[str]) -> Advice:
+    count = PodCount(pods)
+    return Advice(0, (), count, count, text=text, notes=tuple(notes), unit_mib=cluster.unit_mib)
 
 
 def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None) -> Advice:
@@ -161,18 +146,9 @@ def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None
         )
     if stuck or not there:
         text = "Not every pod can be moved from" if there or stuck else "No pod is on"
-        number = len(there) + len(stuck)
-        return Advice(
-            0,
-            (),
-            PodCount(number),
-            PodCount(number),
-            text=f"{text} {what}",
-            notes=tuple(notes),
-            unit_mib=cluster.unit_mib,
-        )
+        return _advise_no_move(cluster, len(there) + len(stuck), f"{text} {what}", notes)
     if found is None:
-        return _nothing(cluster, len(there), movable_pods.notes)
+        return _advise_no_move(cluster, len(there), _NOT_FOUND, movable_pods.notes)
     plan, _ = found
     left = 0 if plan.moves else len(there)
     if plan.moves:
