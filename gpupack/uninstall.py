@@ -30,6 +30,7 @@ from gpupack.inventory.fetching import list_all
 from gpupack.node_changes import change_node, read_node
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, Forbidden, NotFound
+from kubeapi.eviction import make_immediate_deletion
 from kubeapi.objects import Pod, WritableNode
 from kubeapi.paths import NODES_PATH, PODS_PATH, make_node_path, make_pod_path
 from scheduler_plugin.cache.pods import is_placeholder
@@ -270,14 +271,9 @@ class Uninstaller:
         """
         placeholders = [pod for pod in pods if is_placeholder(pod)]
         for pod in [] if self._dry_run else placeholders:
-            options = {
-                "apiVersion": "v1",
-                "kind": "DeleteOptions",
-                "gracePeriodSeconds": 0,
-                "preconditions": {"uid": pod.metadata.uid},
-            }
+            path = make_pod_path(pod.metadata.namespace, pod.metadata.name)
             with suppress(NotFound, Conflict):
-                await self._client.delete(make_pod_path(pod.metadata.namespace, pod.metadata.name), options)
+                await self._client.delete(path, make_immediate_deletion(pod.metadata.uid))
         names = sorted(pod.full_name for pod in placeholders)
         return [CleanOutcome(f"pod {name}", "it, a placeholder") for name in names]
 

@@ -45,6 +45,16 @@ async def evict_pod(
     await api.post(f"{make_pod_path(namespace, name)}/eviction", body, timeout_s=timeout_s)
 
 
+def make_immediate_deletion(uid: str) -> dict[str, object]:
+    """Make DeleteOptions that end exactly the pod with that UID, without a grace period."""
+    return {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "gracePeriodSeconds": 0,
+        "preconditions": {"uid": uid},
+    }
+
+
 async def nominate_node(api: EvictionApi, namespace: str, name: str, uid: str, node: str) -> bytes:
     """Say which node is kept for exactly the pod with that UID; return the pod as it is then.
 

@@ -15,6 +15,7 @@ import numpy as np
 from allocator.names import NODE_KEPT
 from allocator.place import Placement
 from gpupack.rebalance.movable_pods import MovablePods
+from gpupack.uninstall import find_kept_marks
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import find_gang_key
 from gpupack.whatif.kube_checks import HostRequirements
@@ -203,14 +204,8 @@ def find_node_changes(nodes: Iterable[Node], kept: Mapping[str, KeptNode]) -> li
             free = [key for key in KEEPING if key not in annotations and key not in named]
             if free or NODE_KEPT not in annotations:
                 changes = {NODE_KEPT: ",".join([*named, *free]), **dict.fromkeys(free, "true")}
-        elif NODE_KEPT in annotations:
-            changes = {NODE_KEPT: None, **dict.fromkeys(list_our_annotations(annotations))}
+        else:
+            changes = dict.fromkeys(find_kept_marks(annotations))
         if changes:
             node_changes.append(NodeChange(name, changes, wanted))
     return node_changes
-
-
-def list_our_annotations(annotations: Mapping[str, str]) -> list[str]:
-    """List the annotations of a Node that we have set and that are unchanged since."""
-    named = annotations.get(NODE_KEPT, "").split(",")
-    return [key for key in KEEPING if key in named and annotations.get(key) == "true"]

@@ -15,6 +15,7 @@ from allocator.names import NODE_HOST, PLACEHOLDER_FOR
 from gpupack.autoscale.placeholders import MESSAGE, Changes
 from gpupack.autoscale.scale_down import NodeChange
 from kubeapi.errors import Conflict, KubeApiError, NotFound
+from kubeapi.eviction import make_immediate_deletion
 from kubeapi.objects import Node
 from kubeapi.paths import make_collection_path, make_node_path, make_pod_path
 from kubeapi.pod_scheduled import ConditionApi, make_refusal, write_scheduled
@@ -65,13 +66,8 @@ class Writer:
         Unneeded placeholders are deleted first, so that there are never more than planned.
         """
         for pod in changes.delete:
-            options = {
-                "apiVersion": "v1",
-                "kind": "DeleteOptions",
-                "gracePeriodSeconds": 0,
-                "preconditions": {"uid": pod.metadata.uid},
-            }
-            await self._do("delete", pod.metadata.name, self._delete(pod.metadata.name, options))
+            name = pod.metadata.name
+            await self._do("delete", name, self._delete(name, make_immediate_deletion(pod.metadata.uid)))
         for name, placeholder in changes.create.items():
             number = int(name.rpartition("-")[2])
             if await self._do("create", name, self._create(placeholder.manifest(self._namespace, number))):
