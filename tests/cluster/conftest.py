@@ -149,8 +149,7 @@ def start_queue() -> Iterator[StartQueue]:
     def start(cluster: Cluster, config: str, *flags: str, is_admin: bool = False) -> QueueController:
         kubeconfig = cluster.control.admin_config
         if not is_admin:
-            token = cluster.token("gpupack-system", "gpupack-queue")
-            kubeconfig = cluster.use_identity("gpupack-queue", token)
+            kubeconfig = cluster.use_account("gpupack-queue")
         queue = QueueController(kubeconfig, cluster.home, cluster.control.log_dir, *free_ports(1))
         queue.flags = [*flags]
         started.append(queue)

@@ -330,9 +330,6 @@ def test_pods_tolerate_the_taint_of_gpu_nodes(cluster: Cluster) -> None:
         until(lambda: tolerated(w.pod("p", asking)) == [], "the component no longer in force")
 
 
-QUEUE = "gpupack-queue"
-
-
 @pytest.fixture(scope="module")
 def member(cluster: Cluster) -> Api:
     """Somebody with the rights of the role `edit` in the namespace `default`."""
@@ -340,7 +337,7 @@ def member(cluster: Cluster) -> Api:
     # A controller, which does not run here, makes `edit` of these two.
     for role in ("system:aggregate-to-edit", "system:aggregate-to-view"):
         cluster.grant_role("ClusterRole", role, "default", account("member"))
-    user = cluster.api.as_user(cluster.token("default", "member"))
+    user = cluster.as_account("member", "default")
     until(lambda: not refused_patch(user, "nobody", {}), "the rights of a member")
     return user
 
@@ -356,7 +353,7 @@ def queue(cluster: Cluster, member: Api) -> Iterator[Api]:
     apply_all(cluster.api, objects)
     cluster.create(gated_pod("probe"))
     until(lambda: refused_patch(member, "probe", UNGATE), "the queue's policies")
-    yield cluster.api.as_user(cluster.token("gpupack-system", QUEUE))
+    yield cluster.as_account("gpupack-queue")
     for one in objects:
         if one["kind"].startswith("Validating"):
             cluster.api.delete(path_of(cluster.api, one))

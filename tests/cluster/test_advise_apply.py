@@ -70,8 +70,7 @@ def kubeconfig(cluster: Cluster) -> Path:
     apply_all(cluster.api, [namespace, *read_yaml_documents(example)])
     account = {"user": "system:serviceaccount:gpupack-system:gpupack-defragment"}
     wait_allowed(cluster, account, "list", "nodes")
-    token = cluster.token("gpupack-system", "gpupack-defragment")
-    return cluster.use_identity("gpupack-defragment", token)
+    return cluster.use_account("gpupack-defragment")
 
 
 def advise(kubeconfig: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,14 +11,13 @@ from allocator.names import NODE_HOST, NODE_KEPT, PLACEHOLDER_FOR, PLACEHOLDER_L
 from tests.cluster.harness import ApiError, Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import scheduler_of
-from tests.cluster.harness.cluster import NODES, PODS, publish_node
+from tests.cluster.harness.cluster import NAMESPACE, NODES, PODS, publish_node
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import Autoscale
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build_for
 from tests.cluster.harness.polling import holds_for
 from tests.cluster_builders import node_object
 
-NAMESPACE = "gpupack-system"
 PLACEHOLDERS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 AWAY_S = 60
 IMAGE = {"name": "c", "image": "i"}
@@ -40,9 +39,7 @@ def cluster(make_cluster) -> Cluster:
 @pytest.fixture(scope="module")
 def autoscale(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Autoscale]:
     """It runs as the manifests' account."""
-    kubeconfig = cluster.control.write_kubeconfig(
-        "gpupack-autoscale", cluster.token(NAMESPACE, "gpupack-autoscale")
-    )
+    kubeconfig = cluster.use_account("gpupack-autoscale")
     folder = tmp_path_factory.mktemp("autoscale")
     (port,) = free_ports(1)
     elect = ("--leader-elect", "--lease-namespace", NAMESPACE)
@@ -180,7 +177,7 @@ def test_a_node_is_kept_under_its_own_rights(cluster: Cluster, autoscale: Autosc
 
 
 def test_it_can_make_nothing_but_placeholders_and_change_nothing_but_annotations(cluster: Cluster) -> None:
-    api = cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-autoscale"))
+    api = cluster.as_account("gpupack-autoscale")
     for spec, labels in (
         ({"containers": [IMAGE]}, {}),
         ({"containers": [IMAGE], "schedulerName": "gpupack-placeholder"}, {}),
@@ -215,7 +212,7 @@ def test_a_node_daemon_takes_the_startup_taint_off_its_own_node_and_changes_no_o
     team = {"key": "team", "value": "b", "effect": "NoExecute"}
     for name in ("n2", "n3"):
         add_node(cluster.api, name, taints=[startup, team])
-    daemon = cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node", "n2"))
+    daemon = cluster.as_account("gpupack-node", bound_node="n2")
     for taints in (
         [startup],
         [],

@@ -13,6 +13,7 @@ import yaml
 
 from gpupack.usage.prometheus import EXPRESSIONS, make_label_query
 from tests.cluster.harness import Cluster, binaries, dra, versions
+from tests.cluster.harness.cluster import NAMESPACE
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.manifests import CLUSTER_WIDE, apply_all, build, has_mutating_policies
 from tests.cluster.harness.rest import Api
@@ -22,7 +23,6 @@ from tests.yaml_text import read_yaml, read_yaml_documents
 
 MANIFESTS = REPOSITORY / "manifests"
 CHART = MANIFESTS / "helm" / "gpupack"
-NAMESPACE = "gpupack-system"
 # The values that make of the chart what an overlay makes of the base.
 OVERLAYS = {
     "autoscale": ["autoscale.enabled=true"],

@@ -9,9 +9,10 @@ import pytest
 
 from tests.cluster.harness import Cluster, dra, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import NAMESPACE
 from tests.cluster.harness.controlplane import RESOURCE
 from tests.cluster.harness.daemons import run_gpupack
-from tests.cluster.harness.installed import NAMESPACE, SCHEDULER, start_with
+from tests.cluster.harness.installed import SCHEDULER, start_with
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build, path_of
 from tests.cluster.harness.rest import ApiError, Json
 from tests.cluster.test_chart import CHART, helm
@@ -106,7 +107,7 @@ def test_the_status_of_a_claim_says_who_has_it_and_a_daemon_changes_nothing_else
     pod = cluster.pod("p4")["metadata"]
     card = cluster.environment("p4")["NVIDIA_VISIBLE_DEVICES"]
     assert said["data"] == {"card": card, "pod": "p4", "podUID": pod["uid"], "units": {"main": 4}}
-    api = cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
+    api = cluster.as_account("gpupack-node", bound_node=cluster.node_name)
     found = cluster.api.get(path)
     with pytest.raises(ApiError, match="resourceclaims/binding"):
         api.put(f"{path}/status", {**found, "status": {}})
@@ -114,13 +115,13 @@ def test_the_status_of_a_claim_says_who_has_it_and_a_daemon_changes_nothing_else
     foreign = {**found, "status": {**found["status"], "devices": [said, foreign]}}
     with pytest.raises(ApiError):
         api.put(f"{path}/status", foreign)
-    elsewhere = cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node"))
+    elsewhere = cluster.as_account("gpupack-node")
     with pytest.raises(ApiError, match="resourceclaims/driver"):
         elsewhere.put(f"{path}/status", {**found, "status": {**found["status"], "devices": []}})
 
 
 def test_a_daemon_writes_no_slices_of_others(cluster: Cluster) -> None:
-    api = cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
+    api = cluster.as_account("gpupack-node", bound_node=cluster.node_name)
     (mine,) = dra.slices(cluster)
     for change in ({"nodeName": "other"}, {"driver": "gpu.nvidia.com"}):
         spec = {**mine["spec"], **change}
@@ -131,7 +132,7 @@ def test_a_daemon_writes_no_slices_of_others(cluster: Cluster) -> None:
 
 
 def test_a_daemon_sets_the_resource_to_nothing_only(cluster: Cluster) -> None:
-    api = cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
+    api = cluster.as_account("gpupack-node", bound_node=cluster.node_name)
     amounts = {"gpupack.io/gpu-memory-gib": "7"}
     path = f"/api/v1/nodes/{cluster.node_name}/status"
     with pytest.raises(ApiError, match="and change no others"):

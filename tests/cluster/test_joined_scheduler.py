@@ -9,14 +9,13 @@ import pytest
 
 from tests.cluster.harness import Cluster, Extender, dra, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import NAMESPACE
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.joining import OVERLAY, configure_joined, make_certificate
 from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, build
 from tests.cluster.harness.views import wait_agree
 from tests.yaml_text import read_yaml
 
-NAMESPACE = "gpupack-system"
-ACCOUNT = "gpupack-extender"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpupack-scheduler"
 
 
@@ -29,7 +28,7 @@ class Replica(Extender):
         shipped = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
         ours = ("--http", "--metrics-http", "--tls", "--pod-name")
         arguments = [word for word in shipped[1:] if not word.startswith(ours)]
-        kubeconfig = cluster.use_identity(ACCOUNT, cluster.token(NAMESPACE, ACCOUNT))
+        kubeconfig = cluster.use_account("gpupack-extender")
         key = self.certificate.with_suffix(".key")
         files = {"tls.crt": self.certificate, "tls.key": key, "ca.crt": self.certificate}
         tls = [

@@ -9,11 +9,10 @@ import pytest
 from tests.cluster.harness import Api, ApiError, Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import denied, refused
-from tests.cluster.harness.cluster import PODS
+from tests.cluster.harness.cluster import NAMESPACE, PODS
 from tests.cluster.harness.controlplane import RESOURCE, free_ports
 from tests.cluster.harness.daemons import run_gpupack
 from tests.cluster.harness.installed import (
-    NAMESPACE,
     OTHER_NODE,
     SCHEDULER,
     filter_calls,
@@ -47,7 +46,7 @@ def cluster(make_cluster) -> Cluster:
 @pytest.fixture
 def node_daemon(cluster) -> Api:
     """The API server as the node daemon of the real node sees it."""
-    return cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
+    return cluster.as_account("gpupack-node", bound_node=cluster.node_name)
 
 
 def test_applied_twice_is_applied_once(cluster):
@@ -342,7 +341,7 @@ def test_daemon_evicts_where_it_may_and_by_uid_only(cluster, node_daemon):
 
 
 def test_token_without_a_node_may_write_nothing(cluster):
-    homeless = cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node"))
+    homeless = cluster.as_account("gpupack-node")
     path = f"/api/v1/nodes/{cluster.node_name}/status"
     assert "does not name a node" in refused(homeless.merge, path, {"status": words("1")})
 

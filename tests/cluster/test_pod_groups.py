@@ -110,7 +110,7 @@ def test_pods_of_a_group_go_together_once_it_says_how_many(
 
 def test_the_dashboard_knows_groups_by_the_rights_of_its_manifests(cluster: Cluster) -> None:
     apply_rights(cluster.api, COMPONENTS / "dashboard")
-    kubeconfig = cluster.use_identity("dashboard", cluster.token("gpupack-system", "gpupack-dashboard"))
+    kubeconfig = cluster.use_account("gpupack-dashboard")
     gates, labels = [{"name": "example.com/held"}], {GROUP_LABELS[0]: "wide"}
     cluster.create(w.pod("wide-0", w.container(gib=4), labels=labels, schedulingGates=gates))
     create_group(cluster, "wide", 9)

@@ -38,8 +38,7 @@ def scheduled(cluster: Cluster) -> Cluster:
     """The cluster with kube-scheduler and the extender, which has the rights that we ship."""
     schedule_with(cluster, cluster.extender.url)
     apply_rights(cluster.api, MANIFESTS / "base")
-    account = ("gpupack-system", "gpupack-scheduler")
-    cluster.use_identity("gpupack-scheduler", cluster.token(*account))
+    cluster.use_account("gpupack-scheduler")
     cluster.extender.start()
     return cluster
 

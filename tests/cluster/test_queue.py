@@ -272,7 +272,7 @@ def test_a_released_pod_keeps_the_label_of_its_queue(cluster: Cluster, running: 
     apply_all(cluster.api, policies_of("Validating"))
     cluster.make_account("user")
     cluster.grant_role("ClusterRole", "edit", "default", account("user"))
-    user = cluster.api.as_user(cluster.token("default", "user"))
+    user = cluster.as_account("user", "default")
     cluster.create(w.gated("waits", 2, "later"))
     cluster.create(w.gated("released", 2, "a"))
     marked = w.gated("marked", 2, "later") | {"spec": w.pod_spec([w.container(gib=2)])}

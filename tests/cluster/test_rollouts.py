@@ -20,7 +20,7 @@ from allocator.names import LEADER_LABEL
 from benchmarks.throughput import fake_node
 from tests.cluster.harness import Cluster
 from tests.cluster.harness import workload as w
-from tests.cluster.harness.cluster import NODES, PODS
+from tests.cluster.harness.cluster import NAMESPACE, NODES, PODS
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.following import follow
 from tests.cluster.harness.joining import OVERLAY, configure_joined, make_certificate
@@ -29,13 +29,10 @@ from tests.cluster.harness.polling import PATIENCE_S
 from tests.cluster.harness.processpods import ProcessNodes
 from tests.cluster.harness.rest import Api, ApiError, Json
 from tests.cluster.harness.servicelink import ServiceLink
-from tests.cluster.harness.shipped import previous_checkout
+from tests.cluster.harness.shipped import DEPLOYMENTS, SYSTEM_PODS, previous_checkout
 
 pytestmark = pytest.mark.timeout(600)
 
-NAMESPACE = "gpupack-system"
-SYSTEM_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 EXTENDER, QUEUE, SCHEDULER = "gpupack-extender", "gpupack-queue", "gpupack-scheduler"
 ELECTED = {EXTENDER: "gpupack-scheduler-extender", QUEUE: "gpupack-queue"}

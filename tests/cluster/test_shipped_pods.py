@@ -18,13 +18,13 @@ from scheduler_plugin.settings import Settings
 from tests.cluster.harness import Cluster, shipped, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import is_allowed
-from tests.cluster.harness.cluster import account
+from tests.cluster.harness.cluster import NAMESPACE, account
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import REPOSITORY, run_gpupack
 from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, build, named
 from tests.cluster.harness.rest import Json
 from tests.cluster.harness.shipped import (
-    NAMESPACE,
+    DEPLOYMENTS,
     NODE_PORT,
     OVERLAY,
     REPLICAS,
@@ -40,7 +40,6 @@ from tests.cluster.harness.shipped import (
 pytestmark = pytest.mark.timeout(1200)
 
 DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/gpupack-node"
-DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpupack-scheduler"
 DASHBOARD = "gpupack-dashboard"
 

@@ -14,6 +14,7 @@ import pytest
 from gpupack.teams import AUDIENCE, DENIED, MEMBER, TOKEN_HEADER
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import NAMESPACE as SYSTEM
 from tests.cluster.harness.cluster import account
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import Dashboard, run_gpupack
@@ -21,7 +22,6 @@ from tests.cluster.harness.joining import make_certificate
 from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, build
 from tests.cluster.harness.rest import ApiError
 
-SYSTEM = "gpupack-system"
 SERVICE = "gpupack-dashboard"
 SERVICES = f"/api/v1/namespaces/{SYSTEM}/services"
 TEAM, OTHER = "team-a", "team-b"
@@ -53,7 +53,26 @@ def cluster(make_cluster: Any) -> Cluster:
     cluster.wait_used([0, 14])
     for name in (USER, MEMBER):
         cluster.api.post(f"/api/v1/namespaces/{TEAM}/serviceaccounts", {"metadata": {"name": name}})
+    install(cluster)
     return cluster
+
+
+def install(cluster: Cluster) -> None:
+    """Apply what is needed beside the dashboard's own pods, and give the team its rights."""
+    objects = [
+        one
+        for one in build(MANIFESTS / "base", COMPONENTS / "dashboard", COMPONENTS / "dashboard-teams")
+        if one["kind"] == "Namespace"
+        or (one["metadata"]["name"].startswith((SERVICE, "gpupack-member", "gpupack-ask")))
+    ]
+    for one in objects:
+        if one["kind"] == "Service":
+            del one["spec"]["selector"]
+    apply_all(cluster.api, [one for one in objects if one["kind"] != "Deployment"])
+    user, member = account(USER, TEAM), account(MEMBER, TEAM)
+    cluster.grant_role("ClusterRole", "gpupack-member", TEAM, user)
+    cluster.grant_role("ClusterRole", "gpupack-member-account", TEAM, member)
+    cluster.grant_role("Role", "gpupack-ask", SYSTEM, user)
 
 
 def publish_endpoint(cluster: Cluster, address: str, port: int) -> None:
@@ -89,22 +108,7 @@ def dashboard(request: Any, cluster: Cluster) -> Iterator[Dashboard]:
     """The dashboard with the rights that its manifests give it, behind the Service of its manifests."""
     page, teams = free_ports(2)
     address = host_address()
-    objects = [
-        one
-        for one in build(MANIFESTS / "base", COMPONENTS / "dashboard", COMPONENTS / "dashboard-teams")
-        if one["kind"] == "Namespace"
-        or (one["metadata"]["name"].startswith((SERVICE, "gpupack-member", "gpupack-ask")))
-    ]
-    for one in objects:
-        if one["kind"] == "Service":
-            del one["spec"]["selector"]
-    apply_all(cluster.api, [one for one in objects if one["kind"] != "Deployment"])
     publish_endpoint(cluster, address, teams)
-    if request.param == "https":
-        user, member = account(USER, TEAM), account(MEMBER, TEAM)
-        cluster.grant_role("ClusterRole", "gpupack-member", TEAM, user)
-        cluster.grant_role("ClusterRole", "gpupack-member-account", TEAM, member)
-        cluster.grant_role("Role", "gpupack-ask", SYSTEM, user)
     extra = [f"--teams-http={address}:{teams}"]
     if request.param == "https":
         certificate = make_certificate(cluster)
@@ -112,7 +116,7 @@ def dashboard(request: Any, cluster: Cluster) -> Iterator[Dashboard]:
             f"--teams-tls-cert-file={certificate}",
             f"--teams-tls-key-file={certificate.with_suffix('.key')}",
         ]
-    kubeconfig = cluster.use_identity("dashboard", cluster.token(SYSTEM, SERVICE))
+    kubeconfig = cluster.use_account(SERVICE)
     started = Dashboard(kubeconfig, cluster.home, page, *extra)
     started.start()
     until(lambda: ask(cluster, started, "", TEAM)[0] == 403, "the proxy leads to the dashboard")
@@ -124,7 +128,7 @@ def dashboard(request: Any, cluster: Cluster) -> Iterator[Dashboard]:
 
 
 def gpupack(cluster: Cluster, *arguments: str, account: str = USER) -> tuple[int, str, str]:
-    kubeconfig = cluster.use_identity(account, cluster.token(TEAM, account))
+    kubeconfig = cluster.use_account(account, TEAM)
     done = run_gpupack(kubeconfig, *arguments)
     return done.returncode, done.stdout, done.stderr
 
@@ -181,7 +185,7 @@ def test_a_member_is_answered_and_names_of_others_are_not_told(
 def test_a_member_has_the_dashboard_of_the_namespace(cluster: Cluster, dashboard: Dashboard) -> None:
     """Beside the member, with the member's rights: own pods, and a sum of the others."""
     (page,) = free_ports(1)
-    kubeconfig = cluster.use_identity(USER, cluster.token(TEAM, USER))
+    kubeconfig = cluster.use_account(USER, TEAM)
     folder = cluster.home / f"member-{page}"
     folder.mkdir()
     mine = Dashboard(kubeconfig, folder, page, f"--namespace={TEAM}")
@@ -253,11 +257,11 @@ def test_the_token_is_of_no_use_elsewhere_and_stands_in_no_log(
 def test_the_account_of_members_makes_no_tokens(cluster: Cluster, dashboard: Dashboard) -> None:
     """Only the team does: the account needs what the dashboard asks about, the right to list pods."""
     del dashboard
-    account = cluster.api.as_user(cluster.token(TEAM, MEMBER))
+    account = cluster.as_account(MEMBER, TEAM)
     account.get(f"/api/v1/namespaces/{TEAM}/pods")
     token = f"/api/v1/namespaces/{TEAM}/serviceaccounts/{MEMBER}/token"
     spec = {"spec": {"audiences": [AUDIENCE], "expirationSeconds": 600}}
-    for user, status in ((account, 403), (cluster.api.as_user(cluster.token(TEAM, USER)), None)):
+    for user, status in ((account, 403), (cluster.as_account(USER, TEAM), None)):
         refused = None
         try:
             user.post(token, spec)

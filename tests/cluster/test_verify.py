@@ -13,6 +13,7 @@ from gpupack.verify import verifier as v
 from tests.cluster.harness import Cluster, shipped, until
 from tests.cluster.harness.admission import wait_allowed
 from tests.cluster.harness.card import SimulatedCard
+from tests.cluster.harness.cluster import NAMESPACE
 from tests.cluster.harness.daemons import GPUPACK, REPOSITORY, run_gpupack
 from tests.cluster.harness.installed import start_as_installed
 from tests.cluster.harness.rest import Json
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.timeout(1200)
 
 NAMESPACES = "/api/v1/namespaces"
 OURS = f"{NAMESPACES}/gpupack-verify"
-DEPLOYMENTS = f"/apis/apps/v1/namespaces/{shipped.NAMESPACE}/deployments"
 PATIENCE = "--timeout=90"
 """Of a run that waits in vain, by far more than what comes about takes."""
 PAGE = REPOSITORY / "docs" / "howto" / "verify.md"
@@ -65,14 +65,14 @@ def results(report: Json) -> dict[str, str]:
 
 
 def is_there(cluster: Cluster) -> bool:
-    return any(each["metadata"]["name"] == "gpupack-verify" for each in cluster.api.get(NAMESPACES)["items"])
+    return "gpupack-verify" in cluster.api.names(NAMESPACES)
 
 
 @pytest.fixture(scope="module")
 def unscheduled(cluster: Cluster) -> Cluster:
     """Take the scheduler and its extender away; the tests that need them come first."""
     for name in shipped.REPLICAS:
-        cluster.api.merge(f"{DEPLOYMENTS}/{shipped.SCHEDULER}-{name}", {"spec": {"replicas": 0}})
+        cluster.api.merge(f"{shipped.DEPLOYMENTS}/{shipped.SCHEDULER}-{name}", {"spec": {"replicas": 0}})
     label = f"app.kubernetes.io/name={shipped.SCHEDULER}"
     # One that is ending goes on placing pods.
     until(lambda: not cluster.api.get(shipped.SYSTEM_PODS, labelSelector=label)["items"], "no scheduler")
@@ -176,7 +176,7 @@ def test_interrupted_it_undoes_what_it_did(
 
 
 def test_without_a_daemon_nothing_is_tried(cluster: Cluster, account: Path) -> None:
-    path = f"/apis/apps/v1/namespaces/{shipped.NAMESPACE}/daemonsets/gpupack-node"
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/gpupack-node"
     cluster.api.merge(path, {"spec": {"template": {"spec": {"nodeSelector": {"no": "node"}}}}})
     until(lambda: not shipped.system_pods(cluster, "gpupack-node"), "no daemon")
     # A daemon that ends calls its cards full first.

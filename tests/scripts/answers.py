@@ -5,6 +5,7 @@ answer otherwise, `X_1.35.json` those where 1.35 and before differ from 1.36, an
 """
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,22 @@ def differences(transcript: Sequence[dict[str, Any]], expected: Transcript) -> l
         for entry in transcript
         if entry != by_step.get(entry["step"])
     ] + [f"{step}\n  was not played" for step in by_step if step not in asked]
+
+
+def check(
+    transcript: Transcript, whole: Path, minor: str | None, text_of: Callable[[Transcript], str]
+) -> None:
+    """Compare a transcript with the one recorded, which GPUPACK_RECORD=1 has written before.
+
+    Arguments are those of `record`.
+
+    Raises:
+        AssertionError: with all that was answered otherwise.
+    """
+    if os.environ.get("GPUPACK_RECORD") == "1":
+        record(transcript, whole, minor, text_of)
+    wrong = differences(transcript, recorded(whole, minor))
+    assert not wrong, "\n".join(wrong)
 
 
 def _overlaid(whole: Path, minors: Sequence[tuple[int, ...]]) -> Transcript:

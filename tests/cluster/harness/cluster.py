@@ -22,6 +22,8 @@ from tests.cluster.harness.words import NodeState, integer, node_state
 
 # File times come from a coarser clock than `time.time()`.
 CLOCK_TICK_S = 0.05
+NAMESPACE = "gpupack-system"
+"""Of gpupack's own objects."""
 PODS = "/api/v1/namespaces/default/pods"
 NODES = "/api/v1/nodes"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -180,6 +182,14 @@ class Cluster:
         """Write the kubeconfig of `gpupack-node` or `gpupack-scheduler`, for the next start of it."""
         return self.control.write_kubeconfig(part, token)
 
+    def use_account(self, name: str, namespace: str = NAMESPACE, bound_node: str | None = None) -> Path:
+        """Write the kubeconfig of a service account under its name, see `token`."""
+        return self.use_identity(name, self.token(namespace, name, bound_node))
+
+    def as_account(self, name: str, namespace: str = NAMESPACE, bound_node: str | None = None) -> Api:
+        """The API server as a service account sees it, see `token`."""
+        return self.api.as_user(self.token(namespace, name, bound_node))
+
     def token(self, namespace: str, service_account: str, bound_node: str | None = None) -> str:
         """A token of a service account, carrying a node's name as a DaemonSet pod's token does."""
         spec: Json = {"audiences": []}
@@ -203,7 +213,7 @@ class Cluster:
         self.api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": name}})
         if rules:
             self.bind_role(account(name), rules)
-        return self.use_identity(name, self.token("default", name))
+        return self.use_account(name, "default")
 
     def bind_role(self, subject: Json, rules: Sequence[Json], namespace: str = "") -> None:
         """Give somebody these rights in a namespace, or in the whole cluster."""

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cluster.harness.cluster import Cluster
+from tests.cluster.harness.cluster import NAMESPACE, Cluster
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build_for
 from tests.cluster.harness.polling import until
 from tests.cluster.harness.rest import Json
 from tests.yaml_text import read_yaml
 
-NAMESPACE = "gpupack-system"
 SCHEDULER = "gpupack-scheduler"
 OTHER_NODE = "n2"
 """A node without a kubelet, which is cordoned."""
@@ -33,8 +32,8 @@ def start_with(cluster: Cluster, install: Callable[[], object]) -> None:
     until(cluster.node_ready, "node ready")
     for account in ("gpupack-node", SCHEDULER):
         cluster.wait_account(account, NAMESPACE)
-    cluster.use_identity("gpupack-node", cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
-    scheduler = cluster.use_identity(SCHEDULER, cluster.token(NAMESPACE, SCHEDULER))
+    cluster.use_account("gpupack-node", bound_node=cluster.node_name)
+    scheduler = cluster.use_account(SCHEDULER)
     control.use_scheduler_config(shipped_scheduler_config(cluster, scheduler))
     control.start_scheduler(scheduler)
     cluster.extender.start()

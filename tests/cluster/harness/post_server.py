@@ -1,10 +1,19 @@
 """An HTTP server of a test that answers POSTs, on loopback and in threads of its own."""
 
 import ssl
+import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *asked: Any) -> None:
+        """Say nothing of whoever was killed as it asked."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(*asked)
 
 
 class PostServer:
@@ -38,7 +47,7 @@ class PostServer:
             def log_message(self, *_: object) -> None:
                 """Say nothing on stderr."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate, certificate.with_suffix(".key"))

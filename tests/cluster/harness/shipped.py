@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.cluster.harness.binaries import programs
-from tests.cluster.harness.cluster import Cluster
+from tests.cluster.harness.cluster import NAMESPACE, Cluster
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.images import SHELL
@@ -26,8 +26,8 @@ from tests.cluster.harness.polling import until
 from tests.cluster.harness.rest import Json
 
 IMAGE = Path(".ci/image.py")
-NAMESPACE = "gpupack-system"
 SYSTEM_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 SCHEDULER = "gpupack-scheduler"
 REPLICAS = ("one", "two")
 OVERLAY = Path("manifests/overlays/simulated-gpus")
