@@ -67,7 +67,7 @@ class NodeAccounts:
         key, before = account.pod.key, self.pods.get(account.pod.key)
         if before is None or before.change_key != account.change_key:
             self.version += 1
-        units = self.units_of_pod(account, (*account.known_ids.values(), *account.pending_ids.values()))
+        units = self.units_of_pod(account, account.charged_ids)
         self.pods[key] = account if units == account.units else replace(account, units=units)
 
     def remove_pod(self, uid: str) -> PodAccount | None:

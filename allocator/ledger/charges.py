@@ -68,8 +68,7 @@ def charge_pod_compute(accounts: NodeAccounts, account: PodAccount) -> Units:
         return {}
     besides = _besides(accounts, account)
     if not account.bound:
-        sets = (*account.known_ids.values(), *account.pending_ids.values())
-        unknown = accounts.cards_of(ids - account.claimed_ids for ids in sets)
+        unknown = accounts.cards_of(ids - account.claimed_ids for ids in account.charged_ids)
         unknown |= besides.keys() - account.units.keys()
         return claimed | dict.fromkeys(unknown, accounts.compute_limit)
     charge = request.charge_compute(

@@ -204,9 +204,7 @@ class Ledger:
     def apply_kubelet_restart(self) -> None:
         """Apply a restart of the kubelet, which forgot pending IDs; containers may run with them."""
         for account in [account for account in self._accounts.pods.values() if account.pending_ids]:
-            self._accounts.replace_pod(
-                replace(account, pending_ids={}, known_ids=account.known_ids | account.pending_ids)
-            )
+            self._accounts.replace_pod(replace(account, pending_ids={}, known_ids=account.given_ids))
 
     def needs_checkpoint_purge(self) -> bool:
         """Tell whether the kubelet should purge its checkpoint: it has entries of pods that ended."""
@@ -273,7 +271,7 @@ class Ledger:
                 account,
                 bound=True,
                 ended_at_s=None,
-                known_ids=account.known_ids | account.pending_ids,
+                known_ids=account.given_ids,
                 pending_ids={},
             )
         account = replace(

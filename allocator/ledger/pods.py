@@ -133,9 +133,7 @@ class PodAccount:
     @cached_property
     def unserved_containers(self) -> tuple[ContainerRequest, ...]:
         """Containers that were never allocated anything, in the kubelet's order."""
-        return tuple(
-            c for c in self.pod.request.containers if c.name not in self.known_ids | self.pending_ids
-        )
+        return tuple(c for c in self.pod.request.containers if c.name not in self.given_ids)
 
     @property
     def is_complete(self) -> bool:
@@ -148,6 +146,16 @@ class PodAccount:
         """Device IDs by container that the kubelet has for the pod now."""
         return self.checkpoint_ids | self.pending_ids
 
+    @cached_property
+    def given_ids(self) -> dict[str, frozenset[str]]:
+        """Device IDs by container that each was given last, also where the kubelet has forgotten them."""
+        return self.known_ids | self.pending_ids
+
+    @property
+    def charged_ids(self) -> tuple[frozenset[str], ...]:
+        """Every set of device IDs that is charged to the pod; one container may have two."""
+        return *self.known_ids.values(), *self.pending_ids.values()
+
     @property
     def change_key(self) -> Hashable:
         """Key that changes whenever parts beside the ledger must be notified; see `NodeAccounts.version`."""
@@ -155,7 +163,7 @@ class PodAccount:
         return (*ids, self.admitted, self.has_run, self.cgroups_gone_at_s is None)
 
     def id_sets(self, containers: Iterable[str]) -> list[frozenset[str]]:
-        """List the IDs that were allocated to each of these containers."""
+        """List those of `charged_ids` that were allocated to these containers."""
         return [ids[name] for name in containers for ids in (self.known_ids, self.pending_ids) if name in ids]
 
 

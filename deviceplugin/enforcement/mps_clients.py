@@ -183,13 +183,7 @@ class MpsClients:
         uuids = [uuid for uuid, state in self._states.items() if state.has_namespaces]
         if accounts.checkpoint_read_at_s is None or not uuids:
             return
-        used = {
-            text
-            for pod in accounts.pods.values()
-            for ids in (pod.checkpoint_ids, pod.pending_ids, pod.known_ids)
-            for mine in ids.values()
-            for text in mine
-        }
+        used = {text for pod in accounts.pods.values() for ids in pod.charged_ids for text in ids}
         for uuid in uuids:
             try:
                 self._service.keep_only(uuid, used)
@@ -215,6 +209,6 @@ def share_of_compute(mib: int, size_mib: int) -> int:
 
 def containers_by_card(accounts: NodeAccounts) -> Counter[str]:
     """Count the containers with a part of each card, in the checkpoint or just granted, once each."""
-    given = (ids for pod in accounts.pods.values() for ids in (pod.known_ids | pod.pending_ids).values())
+    given = (ids for pod in accounts.pods.values() for ids in pod.given_ids.values())
     firsts = (next(iter(ids), "") for ids in given)
     return Counter(accounts.card_of.get(first, "") for first in firsts)

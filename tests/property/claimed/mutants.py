@@ -117,8 +117,8 @@ MUTANTS = (
     Mutant(
         "node: the compute of a claim is known before its pod is",
         ledger_charges.charge_pod_compute,
-        "ids - account.claimed_ids for ids in sets",
-        "ids for ids in sets",
+        "ids - account.claimed_ids for ids in account.charged_ids",
+        "ids for ids in account.charged_ids",
         troubled,
     ),
     Mutant(

@@ -58,14 +58,14 @@ CHARGE_MUTANTS = (
     Mutant(
         "node: a kubelet that restarted asks again for what it had not written",
         ledger.Ledger.apply_kubelet_restart,
-        "pending_ids={}, known_ids=account.known_ids | account.pending_ids",
-        "known_ids=account.known_ids | account.pending_ids",
+        "pending_ids={}, known_ids=account.given_ids",
+        "known_ids=account.given_ids",
         dense,
     ),
     Mutant(
         "node: what the kubelet forgot when it restarted counts",
         ledger.Ledger.apply_kubelet_restart,
-        "pending_ids={}, known_ids=account.known_ids | account.pending_ids",
+        "pending_ids={}, known_ids=account.given_ids",
         "pending_ids={}",
         told_late,
     ),
