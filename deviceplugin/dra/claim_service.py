@@ -239,7 +239,7 @@ class ClaimService:
         raise AllocationRefusedError("not-ready", self._problems[claim.uid])
 
     async def _make_grants(self, claim: PreparedClaim) -> dict[str, ContainerGrant]:
-        ids = [text for mine in claim.ids.values() for text in mine]
+        ids = _divide(claim, claim.shares)
         by_request: dict[str, list[ClaimShare]] = {}
         for share in claim.shares:
             by_request.setdefault(share.request, []).append(share)
@@ -248,7 +248,7 @@ class ClaimService:
                 self._make_grant,
                 _units(shares),
                 self._unit_mib,
-                ids,
+                [text for share in shares for text in ids[share]],
                 max(share.compute for share in shares),
             )
             for request, shares in by_request.items()
@@ -457,7 +457,7 @@ def _answer(claim: PreparedClaim, grants: Mapping[str, ContainerGrant]) -> tuple
 
 def _divide(claim: PreparedClaim, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:
     """Divide the device IDs of a prepared claim among its shares."""
-    left = sorted({text for ids in claim.ids.values() for text in ids})
+    left = sorted({text for ids in claim.ids.values() for text in ids}, key=parse_device_id)
     found: dict[ClaimShare, list[str]] = {}
     for share in shares:
         found[share] = [text for text in left if parse_device_id(text)[0] == share.uuid][: share.units]

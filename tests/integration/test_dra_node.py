@@ -208,6 +208,23 @@ async def test_the_compute_that_a_pods_limits_ask_for_counts_and_is_said_to_what
         )
 
 
+async def test_what_holds_containers_is_told_the_ids_of_each_request(mocker: MockerFixture) -> None:
+    """Of one claim for all: containers with as much compute would share one MPS namespace, and its limit."""
+    granted = mocker.spy(container_responses.ContainerResponses, "make_grant")
+    users = [
+        {"name": name, "image": "x", "resources": {"claims": [{"name": "c", "request": request}]}}
+        for name, request in (("one", "r0"), ("two", "r1"))
+    ]
+    async with dra_world(16) as world:
+        await world.claim("a", (0, 3), (0, 9), containers=users, compute=30)
+        await world.prepare("a")
+        told = {call.args[1][card(0)] // 1024: call.args[3] for call in granted.call_args_list}
+        assert told == {
+            3: [f"{card(0)}::{number}" for number in range(3)],
+            9: [f"{card(0)}::{number}" for number in range(3, 12)],
+        }
+
+
 def published_compute(world: DraWorld) -> tuple[int, ...]:
     """The limit of the node's cards, and what of each is given away."""
     words = read_node(world.api.node(NODE)["status"]["allocatable"])
