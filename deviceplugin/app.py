@@ -201,8 +201,10 @@ class Daemon:
         self._reconciler = Reconciler(account, pods, serving.watch_changes, self._cgroups, serving.purge)
         self._sampler = self._make_sampler(account, card_list, responses, notices)
 
-        def find_enforcement(uuid: str, units: int, cards: int) -> Enforcement:
-            return enforcement.get_container_enforcement(uuid, units * settings.unit_mib, cards)
+        def find_enforcement(uid: str, container: str, uuid: str, units: int, cards: int) -> Enforcement:
+            pod = account.ledger.accounts.pods.get(uid)
+            ids = pod.given_ids.get(container, ()) if pod is not None else ()
+            return enforcement.get_container_enforcement(uuid, units * settings.unit_mib, cards, ids)
 
         published_use = PublishedUse(find_enforcement, time.monotonic)
         self._annotator = AllocationAnnotator(client, account, pods, published_use)

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.mps_clients import MpsClients
 from deviceplugin.gpus.api.memory_limits import Enforcement
+from deviceplugin.gpus.api.mps import LimitedContainer
 
 
 class MemoryEnforcement:
@@ -15,16 +16,23 @@ class MemoryEnforcement:
         self._mps_clients = mps_clients
 
     def get_enforcement(self, uuid: str) -> Enforcement:
+        """Return what limits containers that a card is given to now."""
         if self._limit_capability.get_support(uuid).can_limit:
             return Enforcement.DRIVER
         return Enforcement.ACCOUNTED if self._mps_clients is None else self._mps_clients.get_enforcement(uuid)
 
-    def get_container_enforcement(self, uuid: str, mib: int, cards: int) -> Enforcement:
-        """Return what limits one container with so many MiB of a card, and so many cards in all."""
-        found = self.get_enforcement(uuid)
-        if found is Enforcement.MPS and self._mps_clients is not None:
-            return found if self._mps_clients.can_limit(uuid, mib, cards) else Enforcement.ACCOUNTED
-        return found
+    def get_container_enforcement(self, uuid: str, mib: int, cards: int, ids: Collection[str]) -> Enforcement:
+        """Return what limits the memory of one container.
+
+        Args:
+            mib: what it was given of the card.
+            cards: how many cards it has in all.
+            ids: its device IDs.
+        """
+        if self._limit_capability.get_support(uuid).can_limit:
+            return Enforcement.DRIVER
+        found = self._find_limits(uuid, mib, cards, ids)
+        return Enforcement.MPS if any(limits.mib for limits in found) else Enforcement.ACCOUNTED
 
     def get_compute_enforcement(
         self, uuid: str, mib: int, cards: int, compute: int, ids: Collection[str]
@@ -32,10 +40,15 @@ class MemoryEnforcement:
         """Tell what limits the compute of one container on a card, which the driver never does.
 
         Args:
-            mib: as for `get_container_enforcement`, and `cards` likewise.
+            mib: as for `get_container_enforcement`, and the others likewise.
             compute: percent that it asks for.
-            ids: its device IDs.
         """
-        mps = self._mps_clients
-        limited = mps is not None and mps.limits_compute(uuid, mib, cards, compute, ids)
-        return Enforcement.MPS if limited else Enforcement.ACCOUNTED
+        found = self._find_limits(uuid, mib, cards, ids)
+        return (
+            Enforcement.MPS if any(limits.percent == compute for limits in found) else Enforcement.ACCOUNTED
+        )
+
+    def _find_limits(
+        self, uuid: str, mib: int, cards: int, ids: Collection[str]
+    ) -> Collection[LimitedContainer]:
+        return () if self._mps_clients is None else self._mps_clients.find_limits(uuid, mib, cards, ids)

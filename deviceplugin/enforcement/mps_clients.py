@@ -21,7 +21,7 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.errors import AllocationRefusedError, GpuError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.memory_limits import Enforcement
-from deviceplugin.gpus.api.mps import MpsClientLimits, MpsControl
+from deviceplugin.gpus.api.mps import LimitedContainer, MpsClientLimits, MpsControl
 
 log = structlog.get_logger(__name__)
 
@@ -55,28 +55,35 @@ class MpsClients:
         self._threads = threads
         self._requires_compute = requires_compute
         self._look_s = look_s
-        self._limited: dict[str, Collection[tuple[str, int]]] = {}
+        self._limited: dict[str, Collection[LimitedContainer]] = {}
         self._states: dict[str, MpsClientLimits] = {}
         self._unread = ""
         self._server_pids: frozenset[int] = frozenset()
         account.subscribe(self._close)
 
     def get_enforcement(self, uuid: str) -> Enforcement:
-        """Return what limits a card's containers where the driver does not."""
+        """Return what limits containers that a card is given to now, where the driver does not."""
         return Enforcement.MPS if uuid in self._states else Enforcement.ACCOUNTED
 
-    def limits_compute(self, uuid: str, mib: int, cards: int, compute: int, ids: Collection[str]) -> bool:
-        """Return True if a container with these device IDs is limited to its compute; see `can_limit`."""
-        state = self._states.get(uuid)
-        if state is None or not self.can_limit(uuid, mib, cards):
-            return False
-        if not state.has_namespaces:
-            return not self._driver_holds(uuid)
-        limited = self._limited.get(uuid, ())
-        return any((text, compute) in limited for text in ids)
+    def find_limits(
+        self, uuid: str, mib: int, cards: int, ids: Collection[str]
+    ) -> Collection[LimitedContainer]:
+        """Find the limits in which a card's service holds one container, as it was last read.
 
-    def can_limit(self, uuid: str, mib: int, cards: int) -> bool:
-        """Return True if a container with these units on a card, and these cards in all, is a client."""
+        There are none for a container that began without the service, though the service answers again.
+
+        Args:
+            mib: what the container has of the card.
+            cards: how many cards it has in all.
+            ids: its device IDs.
+        """
+        if not self._can_join(uuid, mib, cards):
+            return ()
+        limited = self._limited.get(uuid, ())
+        return [each for each in limited if each.device_id in ids and each.mib in {0, mib}]
+
+    def _can_join(self, uuid: str, mib: int, cards: int) -> bool:
+        """Return True if a container with so much of a card, and so many cards in all, may be a client."""
         return cards == 1 and mib < self._size_mib(uuid)
 
     def _size_mib(self, uuid: str) -> int:
@@ -103,12 +110,13 @@ class MpsClients:
             AllocationRefusedError: its compute would not be limited, which is required.
         """
         uuid, mib = next(iter(shares_mib.items()))
-        if len(shares_mib) == 1 and not self.can_limit(uuid, mib, 1):
+        if len(shares_mib) == 1 and not self._can_join(uuid, mib, 1):
             return ContainerGrant()
         if len(shares_mib) > 1:
             problem, grant = "it has several cards", ContainerGrant()
         else:
             problem, grant = await self._join(uuid, mib, compute, ids)
+            self._read_limited(uuid)
         if compute and self._requires_compute and (problem or not grant.envs):
             raise AllocationRefusedError(
                 "not-ready",
@@ -123,6 +131,7 @@ class MpsClients:
         """Make a container of one card a client; else say why it is none, though it could be."""
         is_held, size_mib = self._driver_holds(uuid), self._size_mib(uuid)
         limit = compute or (share_of_compute(mib, size_mib) if self._threads else 0)
+        limits = 0 if is_held else mib, limit
         try:
             state = self._service.read_state(uuid)
         except OSError:
@@ -135,13 +144,22 @@ class MpsClients:
             problem = f"the card has all {state.clients} clients"
         else:
             try:
-                return "", await self._service.make_grant(uuid, state, 0 if is_held else mib, limit, ids)
+                return "", await self._service.make_grant(uuid, state, *limits, ids)
             except GpuError as error:
                 problem = str(error)
         log.warning(
             "container is no client", card=uuid, unlimited="compute" if is_held else "memory", reason=problem
         )
+        with suppress(OSError):  # one that had these IDs before may have been a client with the same limits
+            self._service.forget(uuid, *limits, ids)
         return problem, ContainerGrant()
+
+    def _read_limited(self, uuid: str) -> None:
+        """Read what a card's service limits now; where that cannot be found out, what it said last stays."""
+        try:
+            self._limited[uuid] = self._service.list_limited(uuid)
+        except OSError as error:
+            log.debug("what a card's service limits cannot be read", card=uuid, error=str(error))
 
     async def run(self) -> None:
         while True:
@@ -165,26 +183,24 @@ class MpsClients:
                 states[card.uuid] = state
         if unread and not self._unread:
             log.warning("whether services answer cannot be read, what they said last stays", error=unread)
-        for uuid, state in states.items():
-            if state.has_namespaces:
-                with suppress(OSError):
-                    self._limited[uuid] = self._service.list_limited(uuid)
+        limited = dict(self._limited)
+        for card in self._account.ledger.installed:
+            self._read_limited(card.uuid)
         self._states, self._unread = states, unread
         for uuid in states.keys() - before.keys():
             log.info("card has a service that holds its clients", card=uuid, clients=states[uuid].clients)
         for uuid in before.keys() - states.keys():
             log.warning("card's service does not answer: its memory is accounted only", card=uuid)
-        if states.keys() != before.keys():
+        if states.keys() != before.keys() or self._limited != limited:
             self._account.notify_subscribers()
 
     def release_unused(self) -> None:
         """Have the service give back what it keeps for containers that are gone, whoever was there then."""
         accounts = self._account.ledger.accounts
-        uuids = [uuid for uuid, state in self._states.items() if state.has_namespaces]
-        if accounts.checkpoint_read_at_s is None or not uuids:
+        if accounts.checkpoint_read_at_s is None or not self._states:
             return
         used = {text for pod in accounts.pods.values() for ids in pod.charged_ids for text in ids}
-        for uuid in uuids:
+        for uuid in self._states:
             try:
                 self._service.keep_only(uuid, used)
             except OSError as error:

@@ -130,16 +130,15 @@ class ContainerUseReader:
         asked = self._granted_memory.asked_compute(uid)
         for container, shares in grants.items():
             if pod is None or container not in pod.ended_containers:
+                cards, ids = len(shares), self._granted_memory.ids_of_container(uid, container)
                 for uuid, mib in shares.items():
-                    held = self._enforcement.get_container_enforcement(uuid, mib, len(shares))
+                    held = self._enforcement.get_container_enforcement(uuid, mib, cards, ids)
                     row = ContainerUse(uid, namespace, name, container, uuid, mib, None, None, held)
                     compute = asked.get(container, 0)
-                    yield self._with_compute(row, len(shares), compute) if compute else row
-
-    def _with_compute(self, row: ContainerUse, cards: int, compute: int) -> ContainerUse:
-        ids = self._granted_memory.ids_of_container(row.uid, row.container)
-        held = self._enforcement.get_compute_enforcement(row.uuid, row.promised_mib, cards, compute, ids)
-        return replace(row, compute=compute, compute_enforcement=held)
+                    if compute:
+                        limits = self._enforcement.get_compute_enforcement(uuid, mib, cards, compute, ids)
+                        row = replace(row, compute=compute, compute_enforcement=limits)
+                    yield row
 
     def _measured(
         self, read: Callable[[GpuProcess], int | None]

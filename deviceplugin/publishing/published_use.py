@@ -44,9 +44,16 @@ class _PublishedPod:
 
 
 class PublishedUse:
-    """Remembers what was written for each pod, by the UID that the kubelet uses."""
+    """Remembers what was written for each pod, by the UID that the kubelet uses.
 
-    def __init__(self, holding: Callable[[str, int, int], Enforcement], clock: Callable[[], float]) -> None:
+    Args:
+        holding: what limits the memory of a pod's container on a card, with the units that it has there, and
+            how many cards it has in all.
+    """
+
+    def __init__(
+        self, holding: Callable[[str, str, str, int, int], Enforcement], clock: Callable[[], float]
+    ) -> None:
         self._holding = holding
         self._clock = clock
         self._pods: dict[str, _PublishedPod] = {}
@@ -89,7 +96,7 @@ class PublishedUse:
         return {
             name: {
                 uuid: MemoryRecord(
-                    self._holding(uuid, units, len(shares)).value,
+                    self._holding(uid, name, uuid, units, len(shares)).value,
                     *pod.published.get((name, uuid), _UNKNOWN),
                 )
                 for uuid, units in shares

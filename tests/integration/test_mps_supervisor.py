@@ -244,7 +244,7 @@ async def test_namespaces_are_made_as_they_are_wanted_and_again_for_a_new_contro
         assert [files.read_answer(each) for each in (both, compute)] == ["", ""]
         assert history(root, card(0))[2:] == commands
         assert (files.pipe_of(both) / "control").is_socket()
-        assert service.list_limited(card(0)) == {(f"{card(0)}::0", 30), (f"{card(0)}::p3", 100)}
+        assert service.list_limited(card(0)) == {(f"{card(0)}::0", 30, 4096), (f"{card(0)}::p3", 100, 0)}
         before = pid_of(root, card(0))
         end(before, signal.SIGKILL)
         await until(lambda: pid_of(root, card(0)) != before and service.read_state(card(0)))

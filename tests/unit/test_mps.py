@@ -194,19 +194,34 @@ class World:
             folder.serve(ControlDaemonState(clients, (4711,), interface=interface))
         self.driver: set[str] = set()
         self.service = MpsService(root, wait_s=0.0)
+        self.options = {"threads": threads, **options}
+        self.start_sharing()
+        self.sharing.update_states()
+
+    def start_sharing(self) -> None:
         self.sharing = MpsClients(
-            self.account,
-            self.service,
-            lambda uuid: uuid in self.driver,
-            unit_mib=1024,
-            threads=threads,
-            **options,
+            self.account, self.service, lambda uuid: uuid in self.driver, unit_mib=1024, **self.options
         )
         self.node.make_grant = self.sharing.make_grant
-        self.sharing.update_states()
 
     def allocate(self, *given: str) -> ContainerGrant:
         return asyncio.run(self.answers.allocate(given))
+
+    def end(self, uid: str) -> None:
+        self.node.ledger.remove_pod(uid, 0)
+        self.node.listed.remove(uid)
+
+    def limited(
+        self, given: frozenset[str], gib: int, uuid: str = "c0", *, compute: int = 0, cards: int = 1
+    ) -> set[str]:
+        """Say what MPS limits of a container with these IDs and so much of a card."""
+        asked = uuid, gib * 1024, cards
+        enforcement = MemoryEnforcement(LimitCapability(self.account, None), self.sharing)
+        held = {
+            "memory": enforcement.get_container_enforcement(*asked, given),
+            "compute": enforcement.get_compute_enforcement(*asked, compute, given),
+        }
+        return {what for what, by in held.items() if by is Enforcement.MPS}
 
     def hold(self, number: int, given: frozenset[str]) -> None:
         """The kubelet writes down what a container has."""
@@ -280,14 +295,13 @@ def test_a_container_that_is_given_the_ids_of_another_one_gets_the_compute_that_
         "a", ContainerRequest("setup", 2, "init", compute=10), ContainerRequest("main", 2, "main", compute=60)
     )
     assert [share(), share()] == ["10", "60"]
-    world.node.ledger.remove_pod("a", 0)
-    world.node.listed.remove("a")
+    world.end("a")
     bind("b", ContainerRequest("main", 2, "main", compute=20))
     assert share() == "20"
 
 
 def test_units_that_are_no_whole_gib(tmp_path: Path) -> None:
-    grant = asyncio.run(MpsService(tmp_path).make_grant("c0", ControlDaemonState(48), 1536, 0, ()))
+    grant = asyncio.run(MpsService(tmp_path).make_grant("c0", ControlDaemonState(48), 1536, 0, ids("c0", 0)))
     assert grant.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=1536M"
 
 
@@ -302,17 +316,54 @@ def test_who_has_a_card_alone_or_several_cards_needs_no_service(tmp_path: Path) 
 
 def test_each_container_is_told_what_holds_it(tmp_path: Path) -> None:
     world = World(tmp_path, 4, 4)
-    enforcement = MemoryEnforcement(LimitCapability(world.account, None), world.sharing)
-    gib = 1024
-    held = [
-        enforcement.get_container_enforcement("c0", *share)
-        for share in ((3 * gib, 1), (4 * gib, 1), (3 * gib, 2))
-    ]
-    assert held == [Enforcement.MPS, Enforcement.ACCOUNTED, Enforcement.ACCOUNTED]
+    given = ids("c0", 0, 1, 2)
+    world.allocate(*given)
+    assert world.limited(given, 3) == {"memory"}
+    assert world.limited(given, 4) == world.limited(given, 3, cards=2) == set(), "those are no clients"
+    assert world.limited(given, 2) == set(), "another one had these IDs"
+    assert world.limited(ids("gone", 0), 1, "gone") == set()
     world.folders["c0"].end()
     world.sharing.update_states()
-    assert enforcement.get_container_enforcement("c0", 3 * gib, 1) is Enforcement.ACCOUNTED
-    assert enforcement.get_container_enforcement("gone", 1, 1) is Enforcement.ACCOUNTED
+    assert world.limited(given, 3) == set()
+
+
+@pytest.mark.parametrize("interface", [2, 3])
+def test_who_began_without_the_service_is_not_limited_once_it_is_back(tmp_path: Path, interface: int) -> None:
+    """Nor is one that is given the IDs and the share of a client that ended."""
+    world = World(tmp_path, 16, interface=interface)
+    answers(world, "u0_c30_m4096")
+    client, other = ids("c0", *range(4)), ids("c0", *range(4, 8))
+
+    def starts_without_service(given: frozenset[str]) -> None:
+        world.folders["c0"].end()
+        assert world.allocate(*given).mounts == ()
+        world.folders["c0"].serve(ControlDaemonState(48, interface=interface))
+        world.sharing.update_states()
+
+    asks(world, 30)
+    assert world.allocate(*client).mounts
+    assert world.limited(client, 4, compute=30) == {"memory", "compute"}
+    world.end("a")
+    asks(world, 30, "b")
+    starts_without_service(other)
+    limited = [world.limited(given, 4, compute=30) for given in (client, other)]
+    assert limited == [{"memory", "compute"}, set()]
+    # A daemon that starts anew knows it too.
+    world.start_sharing()
+    assert world.limited(client, 4) == set(), "nobody has looked"
+    world.sharing.update_states()
+    assert [world.limited(given, 4, compute=30) for given in (client, other)] == limited
+    world.end("b")
+    asks(world, 30, "c")
+    starts_without_service(client)
+    assert world.limited(client, 4, compute=30) == set()
+
+
+def test_a_client_of_which_no_record_can_be_written_does_not_count_as_limited(tmp_path: Path) -> None:
+    world = World(tmp_path, 16)
+    (tmp_path / "c0" / "clients").touch()
+    assert client_envs(world.allocate(*ids("c0", 0)))
+    assert world.limited(ids("c0", 0), 1) == set()
 
 
 def test_where_the_driver_holds_them_there_is_no_client(tmp_path: Path) -> None:
@@ -484,9 +535,9 @@ def test_a_namespace_without_a_socket_is_none(tmp_path: Path) -> None:
     assert find_fault(Namespace("u1", 30, 0), tmp_path, [row]) == f"there is no socket {tmp_path}/control"
 
 
-def asks(world: World, compute: int, units: int = 4) -> None:
+def asks(world: World, compute: int, uid: str = "a", units: int = 4) -> None:
     request = PodRequest((ContainerRequest("main", units, "main", compute=compute),))
-    world.node.bind(replace(pod("a", 1), request=request, assigned={"main": (("c0", units),)}))
+    world.node.bind(replace(pod(uid, 1), request=request, assigned={"main": (("c0", units),)}))
 
 
 def answers(world: World, text: str, *said: str) -> Namespace:
@@ -565,7 +616,7 @@ def test_whose_compute_can_be_required(
 ) -> None:
     world = World(tmp_path, 16, interface=interface, requires_compute=True)
     world.driver = {"c0"} if driver else set()
-    asks(world, 30, units)
+    asks(world, 30, units=units)
     if refused:
         with pytest.raises(AllocationRefusedError, match=refused):
             world.allocate(*ids("c0", *range(units)))
@@ -592,14 +643,10 @@ def test_compute_counts_as_limited_only_in_the_containers_own_namespace(tmp_path
     asks(world, 30)
     answers(world, "u0_c30_m0")
     world.allocate(*ids("c0", *range(4)))
-    enforcement = MemoryEnforcement(LimitCapability(world.account, None), world.sharing)
 
     def limits(given: frozenset[str], compute: int) -> bool:
-        found = enforcement.get_compute_enforcement("c0", 4096, 1, compute, given)
-        return found is Enforcement.MPS
+        return "compute" in world.limited(given, 4, compute=compute)
 
-    assert not limits(ids("c0", *range(4)), 30), "nobody has looked"
-    world.sharing.update_states()
     assert limits(ids("c0", *range(4)), 30)
     assert not limits(ids("c0", *range(4)), 40)
     assert not limits(ids("c0", *range(4, 8)), 30)
@@ -619,7 +666,9 @@ def test_compute_is_limited_by_the_variables_of_mps_v2_where_the_driver_limits_n
 ) -> None:
     world = World(tmp_path, 16)
     world.driver = {"c0"} if driver else set()
-    assert world.sharing.limits_compute("c0", 4096, 1, 30, ids("c0", 0)) is not driver
+    asks(world, 30)
+    world.allocate(*ids("c0", *range(4)))
+    assert ("compute" in world.limited(ids("c0", *range(4)), 4, compute=30)) is not driver
 
 
 def test_a_namespace_is_given_back_when_its_container_is_gone(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Interface of a vendor's `--sharing mps`: a service beside the driver that limits its clients' memory."""
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 
@@ -16,6 +16,20 @@ class MpsClientLimits(Protocol):
     @property
     def has_namespaces(self) -> bool:
         """Whether it limits single containers itself, beside what the driver limits."""
+
+
+class LimitedContainer(NamedTuple):
+    """A container that a service holds to its limits.
+
+    Attributes:
+        device_id: one of its device IDs.
+        percent: percent of the card's compute; 100 also where that is not limited.
+        mib: memory of each process; 0 where the service does not limit it.
+    """
+
+    device_id: str
+    percent: int
+    mib: int
 
 
 class MpsControl(Protocol):
@@ -50,11 +64,21 @@ class MpsControl(Protocol):
             GpuError: The service does not limit it.
         """
 
-    def list_limited(self, uuid: str) -> Collection[tuple[str, int]]:
-        """List containers whose compute a service with namespaces limits: a device ID, and the percent.
+    def list_limited(self, uuid: str) -> Collection[LimitedContainer]:
+        """List the containers that a card's service limits now; none if it does not answer.
 
         Raises:
             OSError: They cannot be read now.
+        """
+
+    def forget(self, uuid: str, mib: int, compute: int, ids: Collection[str]) -> None:
+        """Give back what is kept for a container like this: the one that has its IDs now is no client.
+
+        Args:
+            mib: as for `make_grant`, and the others likewise.
+
+        Raises:
+            OSError: It cannot be given back now.
         """
 
     def keep_only(self, uuid: str, used: Collection[str]) -> None:

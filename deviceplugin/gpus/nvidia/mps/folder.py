@@ -6,6 +6,7 @@
     ROOT/<UUID>/log          its logs
     ROOT/<UUID>/state.json   how many clients it takes, its pid, the pids of its servers, its interface
     ROOT/<UUID>/namespaces   what is asked of MPS v3 for single containers, and answered (`namespaces`)
+    ROOT/<UUID>/clients      containers that were given what makes them clients of MPS v2, by names alike
     ROOT/<UUID>/lock         held by `gpupack mps` as long as the control daemon answers
 
 The lock is the kernel's, so it is free as soon as its holder has ended, however it ended.
@@ -75,6 +76,7 @@ class CardFolder:
         self.pipe = self.path / "pipe"
         self.log = self.path / "log"
         self.namespaces = NamespaceFiles(self.path / "namespaces", self.pipe)
+        self.clients = NamespaceFiles(self.path / "clients", self.pipe)
         self._state = self.path / "state.json"
         self._lock = self.path / "lock"
         self._held: int | None = None

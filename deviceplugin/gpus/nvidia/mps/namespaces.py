@@ -78,10 +78,12 @@ class Namespace:
 
 
 class NamespaceFiles:
-    """NamespaceFiles is the folder of one card's namespaces. Files that cannot be used are an OSError.
+    """NamespaceFiles is the folder of one card's namespaces, or of its clients of MPS v2, without answers.
+
+    Files that cannot be used are an OSError.
 
     Args:
-        folder: folder of the card's namespaces.
+        folder: folder of the card's namespaces, or of its clients.
         pipe: folder of the control daemon's sockets.
     """
 

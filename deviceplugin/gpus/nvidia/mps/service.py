@@ -8,7 +8,7 @@ from typing import Final
 
 from deviceplugin.errors import GpuError, is_gone
 from deviceplugin.gpus.api.container_grant import ContainerGrant
-from deviceplugin.gpus.api.mps import MpsClientLimits
+from deviceplugin.gpus.api.mps import LimitedContainer, MpsClientLimits
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
 from deviceplugin.gpus.nvidia.mps.grants import grant_client, grant_namespace
 from deviceplugin.gpus.nvidia.mps.namespaces import Namespace, NamespaceFiles
@@ -73,14 +73,16 @@ class MpsService:
             GpuError: the namespace did not come.
         """
         folder = CardFolder(self._root, uuid)
-        if not state.has_namespaces:
-            return grant_client(folder, self._root, mib, compute)
         namespace = Namespace.for_container(ids, uuid, compute or 100, mib)
+        if not state.has_namespaces:
+            with suppress(OSError):  # it is limited then, and counts as one that is not
+                folder.clients.want(namespace)
+            return grant_client(folder, self._root, mib, compute)
         await self._wait_for(folder.namespaces, namespace)
         return grant_namespace(folder.namespaces.pipe_of(namespace))
 
     async def _wait_for(self, files: NamespaceFiles, namespace: Namespace) -> None:
-        """Ask for a namespace and wait for it; one that does not come is asked for no longer."""
+        """Ask for a namespace and wait for it."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + self._wait_s
         try:
@@ -93,23 +95,33 @@ class MpsService:
         if problem is None:
             problem = f"gpupack mps has not made it within {self._wait_s:g} s"
         if problem:
-            with suppress(OSError):
-                files.withdraw(namespace)
             raise GpuError(f"MPS namespace {namespace.name}: {problem}")
 
-    def list_limited(self, uuid: str) -> Collection[tuple[str, int]]:
-        """List containers whose compute a namespace limits, see `MpsControl`."""
-        files = CardFolder(self._root, uuid).namespaces
-        wanted = files.list_wanted()
+    def list_limited(self, uuid: str) -> Collection[LimitedContainer]:
+        """List the clients of MPS v2, or those of v3 whose namespaces are there, see `MpsControl`."""
+        state = self.read_state(uuid)
+        if state is None:
+            return set()
+        folder = CardFolder(self._root, uuid)
+        files = folder.namespaces if state.has_namespaces else folder.clients
         return {
-            (namespace.device_id(uuid), namespace.percent)
-            for namespace in files.list_told() & wanted
-            if not files.read_answer(namespace)
+            LimitedContainer(namespace.device_id(uuid), namespace.percent, namespace.mib)
+            for namespace in files.list_wanted()
+            if not state.has_namespaces or files.read_answer(namespace) == ""
         }
 
-    def keep_only(self, uuid: str, used: Collection[str]) -> None:
-        """Ask no longer for namespaces of containers that are gone, see `MpsControl`."""
-        files = CardFolder(self._root, uuid).namespaces
-        for namespace in files.list_wanted():
-            if namespace.device_id(uuid) not in used and files.age_s(namespace) > YOUNG_S:
+    def forget(self, uuid: str, mib: int, compute: int, ids: Collection[str]) -> None:
+        """Drop one client and its namespace, see `MpsControl`."""
+        with suppress(GpuError):  # the card has no folder
+            folder = CardFolder(self._root, uuid)
+            namespace = Namespace.for_container(ids, uuid, compute or 100, mib)
+            for files in (folder.namespaces, folder.clients):
                 files.withdraw(namespace)
+
+    def keep_only(self, uuid: str, used: Collection[str]) -> None:
+        """Drop clients and namespaces of containers that are gone, see `MpsControl`."""
+        folder = CardFolder(self._root, uuid)
+        for files in (folder.namespaces, folder.clients):
+            for namespace in files.list_wanted():
+                if namespace.device_id(uuid) not in used and files.age_s(namespace) > YOUNG_S:
+                    files.withdraw(namespace)
