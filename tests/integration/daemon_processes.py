@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
+from allocator.packing import read_node
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet
 from tests.kubelet_world import short_folder
@@ -93,7 +94,23 @@ async def status_of(session, url):
 
 
 async def until_is(ask, expected):
+    """Ask, and await what is awaitable, until the answer is the expected one."""
     end = asyncio.get_running_loop().time() + DEADLINE_S
-    while (answer := await ask()) != expected:
+    while True:
+        answer = ask()
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        if answer == expected:
+            return
         assert asyncio.get_running_loop().time() < end, f"{answer} instead of {expected}"
         await asyncio.sleep(0.05)
+
+
+async def until_ready(session, url):
+    await until_is(lambda: status_of(session, f"{url}/readyz"), (200, "ok\n"))
+
+
+def used_units(api):
+    """Units used of each card of the node, as its words say; None before a daemon has published them."""
+    words = read_node(api.node(NODE)["status"]["allocatable"])
+    return words and words.used

@@ -23,6 +23,8 @@ from tests.integration.daemon_processes import (
     process,
     status_of,
     until_is,
+    until_ready,
+    used_units,
     world,
 )
 from tests.waiting import DEADLINE_S
@@ -41,18 +43,10 @@ async def test_a_node(world):
         process(*node_command(folder, kubelet)) as (daemon, url, lines),
         aiohttp.ClientSession() as session,
     ):
-
-        async def ready():
-            return await status_of(session, f"{url}/readyz")
-
-        async def used():
-            words = read_node(api.node(NODE)["status"]["allocatable"])
-            return words and words.used
-
-        await until_is(ready, (200, "ok\n"))
-        await until_is(used, (0, 0))
+        await until_ready(session, url)
+        await until_is(lambda: used_units(api), (0, 0))
         uid = make_pod(api)
-        await until_is(used, (5, 0))
+        await until_is(lambda: used_units(api), (5, 0))
         (record,) = kubelet.containers.values()
         assert record.envs["GPUPACK_MEMORY_MIB"] == str(5 * 1024)
         _, metrics = await status_of(session, f"{url}/metrics")
@@ -100,18 +94,14 @@ async def test_a_node_whose_log_goes_nowhere_serves_pods(world):
             process(*command, stderr=stderr) as (daemon, url, _),
             aiohttp.ClientSession() as session,
         ):
-
-            async def ready():
-                return await status_of(session, f"{url}/readyz")
-
-            async def phases():
-                return [api.pod("default", name)["status"].get("phase") for name in ("p", "q")]
-
-            await until_is(ready, (200, "ok\n"))
+            await until_ready(session, url)
             for name in ("p", "q"):
                 make_pod(api, name)
-            await until_is(phases, ["Running", "Running"])
-            await until_is(ready, (200, "ok\n"))
+            await until_is(
+                lambda: [api.pod("default", name)["status"].get("phase") for name in ("p", "q")],
+                ["Running", "Running"],
+            )
+            await until_ready(session, url)
             daemon.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(daemon.wait(), DEADLINE_S) == 0
 
@@ -124,15 +114,11 @@ async def test_a_scheduler_whose_log_goes_nowhere_answers(world):
             process(*arguments, stderr=stderr) as (extender, url, _),
             aiohttp.ClientSession() as session,
         ):
-
-            async def ready():
-                return (await status_of(session, f"{url}/readyz"))[0]
-
-            await until_is(ready, 200)
+            await until_ready(session, url)
             for _ in range(2):
                 async with session.post(f"{url}/filter", data=b"rubbish") as answer:
                     assert answer.status == 400
-            assert await ready() == 200
+            assert await status_of(session, f"{url}/readyz") == (200, "ok\n")
             extender.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(extender.wait(), DEADLINE_S) == 0
 
@@ -151,25 +137,18 @@ async def test_without_a_file_descriptor_left_the_log_is_quiet(world, command):
         "scheduler": ["scheduler", "--kubeconfig", folder / "kubeconfig"],
     }[command]
     async with process(*arguments) as (daemon, url, lines), aiohttp.ClientSession() as session:
-
-        async def ready():
-            return (await status_of(session, f"{url}/readyz"))[0]
-
-        async def told():
-            return any("no connection can be taken" in line for line in lines)
-
-        await until_is(ready, 200)
+        await until_ready(session, url)
         limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (lowest_free_file(daemon.pid), limits[1]))
         address = "127.0.0.1", int(url.rpartition(":")[2])
         with socket.create_connection(address), socket.create_connection(address):
-            await until_is(told, expected=True)
+            await until_is(lambda: any("no connection can be taken" in line for line in lines), expected=True)
             before = len(lines)
             await asyncio.sleep(2.5)  # two more of asyncio's tries
             assert [line for line in lines[before:] if "Traceback" in line or "accept" in line] == []
             assert len(lines) - before < 50
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
-        await until_is(ready, 200)
+        await until_ready(session, url)
         daemon.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(daemon.wait(), DEADLINE_S) == 0
 
@@ -216,11 +195,7 @@ async def test_a_scheduler(world):
     folder, _, _ = world
     arguments = ["scheduler", "--kubeconfig", folder / "kubeconfig"]
     async with process(*arguments) as (extender, url, lines), aiohttp.ClientSession() as session:
-
-        async def ready():
-            return (await status_of(session, f"{url}/readyz"))[0]
-
-        await until_is(ready, 200)
+        await until_ready(session, url)
         assert (await status_of(session, f"{url}/healthz"))[0] == 200
         assert "gpupack_" in (await status_of(session, f"{url}/metrics"))[1]
         async with session.post(f"{url}/filter", data=b"rubbish") as answer:
@@ -259,11 +234,7 @@ async def test_rubbish_on_http_is_one_line_of_the_log(world):
     folder, _, _ = world
     arguments = ["scheduler", "--kubeconfig", folder / "kubeconfig"]
     async with process(*arguments) as (extender, url, lines), aiohttp.ClientSession() as session:
-
-        async def alive():
-            return (await status_of(session, f"{url}/readyz"))[0]
-
-        await until_is(alive, 200)
+        await until_ready(session, url)
         began = before = len(lines)
         for sent, status, said in RUBBISH:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))

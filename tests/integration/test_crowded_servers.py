@@ -25,6 +25,8 @@ from tests.integration.daemon_processes import (
     process,
     status_of,
     until_is,
+    until_ready,
+    used_units,
     world,
 )
 from tests.waiting import DEADLINE_S
@@ -107,19 +109,14 @@ async def end(running):
 
 async def test_a_node_daemon_serves_pods_and_ends_with_its_words_withdrawn(world, session):
     folder, api, kubelet = world
-
-    async def used():
-        words = read_node(api.node(NODE)["status"]["allocatable"])
-        return words and words.used
-
     async with process(*node_command(folder, kubelet), files=FILES) as (daemon, url, lines):
-        await until_is(lambda: status_of(session, f"{url}/readyz"), (200, "ok\n"))
-        await until_is(used, (0, 0))
+        await until_ready(session, url)
+        await until_is(lambda: used_units(api), (0, 0))
         async with crowd(url, "/explain", "/metrics", "/telemetry"):
             assert [await answers(session, url, "/healthz") for _ in range(5)] == [200] * 5
             for units in (2, 3):
                 make_pod(api, f"p{units}", units)
-            await until_is(used, (5, 0))
+            await until_is(lambda: used_units(api), (5, 0))
             assert await answers(session, url, "/readyz") == 200
             assert await end(daemon) == 0
     words = read_node(api.node(NODE)["status"]["allocatable"])
@@ -148,7 +145,7 @@ async def filter_pod(session, url, **options):
 async def test_an_extender_answers_kube_scheduler(world, session):
     folder, api, _ = world
     async with extender(folder, api) as (running, url, lines):
-        await until_is(lambda: status_of(session, f"{url}/readyz"), (200, "ok\n"))
+        await until_ready(session, url)
         async with crowd(url, "/metrics"):
             assert [await filter_pod(session, url) for _ in range(5)] == [["a"]] * 5
             assert [await answers(session, url, "/healthz") for _ in range(5)] == [200] * 5

@@ -8,7 +8,15 @@ import aiohttp
 from allocator.names import PERCENT_RESOURCE, RESOURCE_PREFIX
 from allocator.packing import read_node
 from standins.kubelet.node import Kubelet
-from tests.integration.daemon_processes import NODE, node_command, process, status_of, until_is, world
+from tests.integration.daemon_processes import (
+    NODE,
+    node_command,
+    process,
+    status_of,
+    until_is,
+    until_ready,
+    world,
+)
 from tests.waiting import DEADLINE_S
 
 __all__ = ["world"]
@@ -35,7 +43,7 @@ async def test_of_two_daemons_of_one_kubelet_the_second_waits_for_the_end_of_the
             amounts = api.node(NODE)["status"]["allocatable"]
             return [amounts.get(name) for name in (f"{RESOURCE_PREFIX}gib", PERCENT_RESOURCE)]
 
-        await until_is(lambda: ready(first_url), (200, "ok\n"))
+        await until_ready(session, first_url)
         # The kubelet writes its Node after it has the devices.
         await until_is(offered, ["28", "400"])
         registrations, node = kubelet.registrations, api.node(NODE)
@@ -57,15 +65,11 @@ async def test_of_two_daemons_of_one_kubelet_the_second_waits_for_the_end_of_the
                 assert await asyncio.wait_for(third.wait(), DEADLINE_S) == 0
             assert await ready(first_url) == (200, "ok\n")
             assert (kubelet.registrations, api.node(NODE)) == (registrations, node)
-
-            async def told():
-                return conflicts(api)
-
-            await until_is(told, [reason.strip()])
+            await until_is(lambda: conflicts(api), [reason.strip()])
             assert [line for line in second_lines if "level=error" in line and str(first.pid) in line]
             # However the first one ends, the second goes on.
             first.kill()
-            await until_is(lambda: ready(second_url), (200, "ok\n"))
+            await until_ready(session, second_url)
             assert kubelet.registrations > registrations
             second.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(second.wait(), DEADLINE_S) == 0
@@ -92,7 +96,7 @@ async def test_a_daemon_of_another_host_with_this_nodes_name_does_not_write_to_i
             async def told(lines, event):
                 return any(event in line for line in lines)
 
-            await until_is(lambda: ready(first_url), (200, "ok\n"))
+            await until_ready(session, first_url)
             before = words()
             assert before.sizes == (14, 14)
             async with process(*node_command(folder, other, gpus=("simulated", "--profile", "4xl40s"))) as (
@@ -117,7 +121,7 @@ async def test_a_daemon_of_another_host_with_this_nodes_name_does_not_write_to_i
             aiohttp.ClientSession() as session,
             process(*node_command(folder, kubelet)) as (_, url, lines),
         ):
-            await until_is(lambda: status_of(session, f"{url}/readyz"), (200, "ok\n"))
+            await until_ready(session, url)
             assert not [line for line in lines if "another" in line]
     finally:
         await other.stop()
