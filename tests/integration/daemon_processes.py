@@ -18,8 +18,8 @@ from tests.waiting import DEADLINE_S
 NODE = "n1"
 
 
-@pytest.fixture
-async def world():
+@asynccontextmanager
+async def beside_kubelet():
     """A folder, an API server with one node, and the node's kubelet."""
     async with short_folder() as folder, ApiServer() as api:
         api.add_node(NODE)
@@ -30,6 +30,12 @@ async def world():
             yield folder, api, kubelet
         finally:
             await kubelet.stop()
+
+
+@pytest.fixture
+async def world():
+    async with beside_kubelet() as found:
+        yield found
 
 
 def make_pod(api, name="p", units=5):
