@@ -162,7 +162,7 @@ class Planner:
         """
         outcomes = _Outcomes()
         # 1. Leave out pods that wait for something else than cards, and those that a node takes.
-        kinds = group_by_kind(outcomes.sort_out(list_waiting_pods(cluster)))
+        kinds = group_by_kind(cluster, outcomes.sort_out(list_waiting_pods(cluster)))
         refused = list(_keep_without_node(cluster, kinds))
         pods = {pod.uid: pod for kind in refused for pod in kind.pods}
         known = pods.keys()

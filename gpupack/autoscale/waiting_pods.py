@@ -122,9 +122,10 @@ def list_waiting_pods(cluster: Cluster) -> list[WaitingPod]:
     return sorted(found, key=lambda waiting: waiting.order)
 
 
-def group_by_kind(pods: Iterable[WaitingPod]) -> list[EquivalentPods]:
+def group_by_kind(cluster: Cluster, pods: Iterable[WaitingPod]) -> list[EquivalentPods]:
     kinds: dict[Hashable, EquivalentPods] = {}
     for waiting in pods:
-        key = waiting.request, HostRequirements.from_pod(waiting.pod).make_key()
+        requirements = HostRequirements.from_pod(waiting.pod)
+        key = waiting.request, requirements.make_key(cluster.selected_labels)
         kinds.setdefault(key, EquivalentPods()).pods.append(waiting)
     return list(kinds.values())

@@ -19,7 +19,7 @@ from allocator.quantity import parse_integer
 from allocator.request import PodRequest
 from gpupack.errors import InputError
 from gpupack.inventory.objects import CLAIMS_NOT_READ
-from gpupack.whatif.kube_checks import HostRequirements, KubeSchedulerChecks
+from gpupack.whatif.kube_checks import HostRequirements, KubeSchedulerChecks, find_selected_labels
 from gpupack.whatif.objects import load_objects
 from gpupack.whatif.queue_rules import QueueRules
 from gpupack.whatif.unknown_requests import drop_unknown_policies
@@ -252,6 +252,10 @@ class Cluster:
     @DerivedValue
     def kube_checks(self) -> KubeSchedulerChecks:
         return KubeSchedulerChecks(self.nodes, self.pods, self.state)
+
+    @DerivedValue
+    def selected_labels(self) -> frozenset[str] | None:
+        return find_selected_labels(self.pods.values())
 
     @DerivedValue
     def pods_by_gang(self) -> Mapping[tuple[str, str], Sequence[Pod]]:

@@ -149,7 +149,7 @@ def _key_pod(cluster: Cluster, pod: Pod) -> object:
         request = cluster.read_request(pod)
     except RequestError as error:
         return str(error)
-    return request, HostRequirements.from_pod(pod).make_key()
+    return request, HostRequirements.from_pod(pod).make_key(cluster.selected_labels)
 
 
 def find_rows(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from allocator.request import PodRequest
@@ -67,21 +68,27 @@ class HostRequirements:
         rules = pod.spec.node_rules
         return cls(rules.tolerates, rules, sum_host_amounts(pod), list_host_ports(pod), pod)
 
-    def make_key(self) -> Hashable:
-        """Make a key that pods have in common which may run on the same nodes beside the same pods."""
-        terms: tuple[bytes, ...] = ()
-        identity = None
-        if self.pod is not None and self.pod.spec.affinity is not None:
-            affinity, meta = self.pod.spec.affinity, self.pod.metadata
-            terms = tuple(
-                bytes(term)
-                for kind in (affinity.pod_affinity, affinity.pod_anti_affinity)
-                if kind is not None
-                for term in kind.required_during_scheduling_ignored_during_execution or ()
-            )
-            # Who wants others near or far is told apart by labels and namespace, too.
-            identity = (meta.namespace, tuple(sorted((meta.labels or {}).items()))) if terms else None
-        return self.amounts, self.ports, self.rules, terms, identity
+    def make_key(self, selected: Collection[str] | None) -> Hashable:
+        """Make a key that pods have in common which may run on the same nodes beside the same pods.
+
+        Args:
+            selected: Labels by which pods choose what they are near to or apart from, see
+                `find_selected_labels`. Labels that differ from pod to pod, as an index does, are rarely among
+                them.
+        """
+        if self.pod is None or selected is None:
+            return self.amounts, self.ports, self.rules
+        meta = self.pod.metadata
+        terms = msgspec.json.encode((read_affinity(self.pod), read_anti_affinity(self.pod)))
+        labels = frozenset((name, value) for name, value in (meta.labels or {}).items() if name in selected)
+        return self.amounts, self.ports, self.rules, terms, meta.namespace, labels
+
+
+def find_selected_labels(pods: Iterable[Pod]) -> frozenset[str] | None:
+    """Find the labels by which pods require to be near to, or apart from, others; None if no pod does."""
+    terms = [term for pod in pods for term in (*read_affinity(pod), *read_anti_affinity(pod))]
+    selectors = (term.label_selector for term in terms)
+    return frozenset(key for each in selectors if each is not None for key in each.keys) if terms else None
 
 
 def require_of_any_pod() -> HostRequirements:

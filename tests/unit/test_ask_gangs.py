@@ -166,10 +166,17 @@ def with_host_port(pod):
     pod["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
 
 
-def with_anti_affinity(pod):
+def required(kind):
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "db"}}}
     terms = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-    pod["spec"]["affinity"] = {"podAntiAffinity": terms}
+
+    def change(pod):
+        pod["spec"]["affinity"] = {kind: terms}
+
+    return change
+
+
+with_affinity, with_anti_affinity = required("podAffinity"), required("podAntiAffinity")
 
 
 @pytest.mark.parametrize("more", [with_other_resource, with_host_port, with_anti_affinity])
@@ -178,6 +185,27 @@ def test_pods_of_a_gang_that_differ_in_what_they_ask_beside_cards_are_not_alike(
     cluster = World((Node("a", (39, 39)),), gang(2)).changed(g1=more).cluster
     found = find_gang(cluster, cluster.find_pod("default", "g0"))
     assert (found.pods, [kind.pods for kind in found.others]) == (1, [1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "labels", "alike"),
+    [
+        ({"g0": with_affinity, "g1": with_anti_affinity}, ("", ""), 1),
+        ({"g0": with_anti_affinity, "g1": with_anti_affinity}, ("index", "index"), 2),
+        ({"g0": with_anti_affinity, "g1": with_anti_affinity}, ("app", "app"), 1),
+        ({"db": with_anti_affinity}, ("app", "index"), 1),
+        ({"db": with_anti_affinity}, ("index", "index"), 2),
+    ],
+    ids=["near-and-far", "index", "own-terms", "another-pod-s-terms", "nobody-s-label"],
+)
+def test_labels_tell_pods_of_a_gang_apart_where_somebody_selects_by_them(changes, labels, alike):
+    members = [
+        member(f"g{at}", size=2, labels=((label, f"{at}"),) if label else ())
+        for at, label in enumerate(labels)
+    ]
+    pods = (*members, Pod("db", 1, "a", (0,)))
+    cluster = World((Node("a", (39, 39)),), pods).changed(**changes).cluster
+    assert find_gang(cluster, cluster.find_pod("default", "g0")).pods == alike
 
 
 NO_ROOM = "no room was found for all of its {} pods at once"
