@@ -17,12 +17,14 @@ class EvictionAllowance:
     Attributes:
         allowed: Pods that may be evicted now.
         disrupted: Names of pods that were evicted a moment ago; they are counted already.
+        covers_all: Whether its selector is empty, and so covers all pods of its namespace.
     """
 
     namespace: str
     name: str
     allowed: int
     disrupted: frozenset[str] = frozenset()
+    covers_all: bool = False
 
 
 class DisruptionBudgets:
@@ -44,6 +46,7 @@ class DisruptionBudgets:
                 name,
                 max(0, budget.status.disruptions_allowed),
                 frozenset(budget.status.disrupted_pods or ()),
+                not budget.spec.selector.keys,
             )
             for name, budget in self._budgets.get(pod.namespace, {}).items()
             if budget.spec.selector is not None and budget.spec.selector.matches(pod.labels)
@@ -89,7 +92,7 @@ def find_violations(budgets: DisruptionBudgets, pods: Iterable[PodRecord]) -> fr
 
     The count differs from `keeps_budgets`, because kube-scheduler deletes its victims without the eviction
     API. A pod covered by several budgets violates none of them as long as each allows it. An empty selector
-    covers all pods of its namespace, as for the API server; kube-scheduler treats it as covering none.
+    covers nothing here, and no budget covers a pod without labels.
 
     Args:
         pods: Pods in the order in which they use up what the budgets allow.
@@ -98,7 +101,7 @@ def find_violations(budgets: DisruptionBudgets, pods: Iterable[PodRecord]) -> fr
     found: set[str] = set()
     for pod in pods:
         for budget in budgets.list_covering(pod):
-            if pod.name in budget.disrupted:
+            if pod.name in budget.disrupted or budget.covers_all or not pod.labels:
                 continue
             key = (budget.namespace, budget.name)
             taken[key] = taken.get(key, 0) + 1

@@ -91,7 +91,7 @@ class Preemptor:
 
     Invariant: a pod is evicted only for a preemptor
 
-    - that was refused within FRESH_S for want of cards and for nothing else,
+    - that was refused within REFUSAL_VALID_S for want of cards and for nothing else,
     - that has a larger priority,
     - that has no reservation yet,
     - and that fits once the victim is gone, with enough of its gang for that to start.

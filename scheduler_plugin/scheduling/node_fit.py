@@ -138,9 +138,7 @@ def list_rejections(
     found = find_node_rejection(node, demands.rules, demands.tolerates)
     if found is not None:
         return [found]
-    if demands.ports and any(
-        each.conflicts_with(used) for used in room.list_ports() for each in demands.ports
-    ):
+    if demands.ports and have_conflict(demands.ports, room.list_ports()):
         return [Rejection(PORTS)]
     if short := list(list_shortages(demands.amounts, room.used, room.capacity)):
         return short

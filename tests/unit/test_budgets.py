@@ -7,9 +7,16 @@ import msgspec
 import pytest
 
 from kubeapi.objects import PodDisruptionBudget
-from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, EvictionAllowance, keeps_budgets
+from scheduler_plugin.cache.disruption_budgets import (
+    DisruptionBudgets,
+    EvictionAllowance,
+    find_violations,
+    keeps_budgets,
+)
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from tests.cluster_builders import MEMORY, pod
+
+WEB = {"matchLabels": {"app": "web"}}
 
 
 def budget(name: str, selector: Any, allowed: int = 1, namespace: str = "default") -> PodDisruptionBudget:
@@ -48,9 +55,8 @@ def labelled(name: str = "p", **labels: str) -> PodRecord:
 def test_selectors(selector: Any, matches: bool) -> None:
     budgets = DisruptionBudgets()
     budgets.replace([budget("b", selector)], "1")
-    assert budgets.list_covering(labelled(app="web")) == (
-        [EvictionAllowance("default", "b", 1)] if matches else []
-    )
+    allowance = EvictionAllowance("default", "b", 1, covers_all=not selector)
+    assert budgets.list_covering(labelled(app="web")) == ([allowance] if matches else [])
 
 
 def test_what_the_watch_brings() -> None:
@@ -60,7 +66,7 @@ def test_what_the_watch_brings() -> None:
     assert budgets.synced
     assert [each.name for each in budgets.list_covering(labelled())] == ["one"]
     budgets.event("MODIFIED", budget("one", {}, allowed=-1), "2")
-    assert budgets.list_covering(labelled()) == [EvictionAllowance("default", "one", 0)]
+    assert budgets.list_covering(labelled()) == [EvictionAllowance("default", "one", 0, covers_all=True)]
     budgets.event("ADDED", budget("three", {}), "3")
     budgets.event("DELETED", budget("one", {}), "4")
     budgets.event("DELETED", budget("never", {}, namespace="seen"), "5")
@@ -73,7 +79,7 @@ def test_what_the_watch_brings() -> None:
 
 def test_a_budget_counts_all_of_its_pods_and_no_other() -> None:
     budgets = DisruptionBudgets()
-    budgets.replace([budget("web", {"matchLabels": {"app": "web"}}, allowed=1)], "1")
+    budgets.replace([budget("web", WEB, allowed=1)], "1")
     first, second, other = labelled("a", app="web"), labelled("b", app="web"), labelled("c")
     assert keeps_budgets(budgets, [first, other])
     assert not keeps_budgets(budgets, [first, second])
@@ -83,3 +89,17 @@ def test_a_pod_that_two_budgets_count_is_evicted_by_nobody() -> None:
     budgets = DisruptionBudgets()
     budgets.replace([budget("one", {}, allowed=5), budget("two", {}, allowed=5)], "1")
     assert not keeps_budgets(budgets, [labelled()])
+
+
+def test_an_empty_selector_and_pods_without_labels_are_no_violation_for_kube_scheduler() -> None:
+    absent = {"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}
+    budgets = DisruptionBudgets()
+    shut = [budget("all", {}, 0), budget("absent", absent, 0), budget("web", WEB, 0)]
+    budgets.replace(shut, "1")
+    pods = [
+        labelled("plain"),
+        labelled("web", app="web"),
+        labelled("other", app="other"),
+        labelled("t", tier="1"),
+    ]
+    assert find_violations(budgets, pods) == {"uid-web", "uid-t"}
