@@ -154,9 +154,20 @@ class AllocationService:
             units, compute = account.ledger.allocate(ids, account.now_s(), taken_up)
         except LedgerError as error:
             raise AllocationRefusedError("spans-cards", f"{error}; {AGAIN}") from error
+        account.notify_given(frozenset(ids) - self._list_shared(frozenset(ids)))
         # The kubelet waits for the answer; nobody else waits for the rest.
         asyncio.get_running_loop().call_soon(self._tell, units)
         return await container_grant(self._make_grant, units, self._unit_mib, ids, compute)
+
+    def _list_shared(self, given: frozenset[str]) -> frozenset[str]:
+        """List what other containers of the pod that was just given these IDs have: an init container's."""
+        shared: set[str] = set()
+        for pod in self._account.ledger.accounts.pods.values():
+            if pod.ended_at_s is None and given in pod.pending_ids.values():
+                had = list(pod.current_ids.values())
+                had.remove(given)
+                shared.update(*had)
+        return frozenset(shared)
 
     def _tell(self, units: Mapping[str, int]) -> None:
         log.info("allocated", cards=units)

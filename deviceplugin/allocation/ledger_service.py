@@ -5,7 +5,7 @@ Everything here belongs to one event loop.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Protocol
 
 import structlog
@@ -60,6 +60,7 @@ class LedgerService:
         self._contents: object = self
         self._followers: list[Callable[[], None]] = []
         self._device_followers: list[Callable[[], None]] = []
+        self._given_followers: list[Callable[[Collection[str]], None]] = []
         self._news = asyncio.Event()
 
     def subscribe(self, follower: Callable[[], None]) -> None:
@@ -78,6 +79,14 @@ class LedgerService:
     def notify_devices_changed(self) -> None:
         for follower in self._device_followers:
             follower()
+
+    def subscribe_given(self, follower: Callable[[Collection[str]], None]) -> None:
+        """Have `follower` called with device IDs that a pod is given now: whoever had them before is gone."""
+        self._given_followers.append(follower)
+
+    def notify_given(self, ids: Collection[str]) -> None:
+        for follower in self._given_followers:
+            follower(ids)
 
     def _wake(self) -> None:
         self._news.set()

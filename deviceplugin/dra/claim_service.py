@@ -281,6 +281,8 @@ class ClaimService:
         prepared = self._make(claim, pod, shares)
         self._prepared.add(prepared)
         account = self._account
+        if not has_shares:
+            account.notify_given({text for ids in prepared.ids.values() for text in ids})
         account.read_checkpoint()
         self._pods.claims_changed(pod.runtime_uid)
         account.notify_subscribers()

@@ -11,7 +11,6 @@ some. It keeps a namespace until the container's pod is gone for good.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -60,6 +59,7 @@ class MpsClients:
         self._unread = ""
         self._server_pids: frozenset[int] = frozenset()
         account.subscribe(self._close)
+        account.subscribe_given(self._forget_former)
 
     def get_enforcement(self, uuid: str) -> Enforcement:
         """Return what limits containers that a card is given to now, where the driver does not."""
@@ -131,7 +131,6 @@ class MpsClients:
         """Make a container of one card a client; else say why it is none, though it could be."""
         is_held, size_mib = self._driver_holds(uuid), self._size_mib(uuid)
         limit = compute or (share_of_compute(mib, size_mib) if self._threads else 0)
-        limits = 0 if is_held else mib, limit
         try:
             state = self._service.read_state(uuid)
         except OSError:
@@ -144,15 +143,23 @@ class MpsClients:
             problem = f"the card has all {state.clients} clients"
         else:
             try:
-                return "", await self._service.make_grant(uuid, state, *limits, ids)
+                return "", await self._service.make_grant(uuid, state, 0 if is_held else mib, limit, ids)
             except GpuError as error:
                 problem = str(error)
         log.warning(
             "container is no client", card=uuid, unlimited="compute" if is_held else "memory", reason=problem
         )
-        with suppress(OSError):  # one that had these IDs before may have been a client with the same limits
-            self._service.forget(uuid, *limits, ids)
         return problem, ContainerGrant()
+
+    def _forget_former(self, ids: Collection[str]) -> None:
+        """Have the service give back what it keeps for former holders of IDs: it would count for new ones."""
+        card_of = self._account.ledger.accounts.card_of
+        for uuid in {card_of[text] for text in ids if text in card_of}:
+            try:
+                self._service.forget(uuid, ids)
+            except OSError as error:
+                log.warning("what a card's service keeps cannot be given back", card=uuid, error=str(error))
+            self._read_limited(uuid)
 
     def _read_limited(self, uuid: str) -> None:
         """Read what a card's service limits now; where that cannot be found out, what it said last stays."""

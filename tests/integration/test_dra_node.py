@@ -24,8 +24,13 @@ from deviceplugin.check import check_node
 from deviceplugin.dra import claim_service
 from deviceplugin.dra.cdi_files import CdiFiles
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
+from deviceplugin.enforcement import mps_clients
 from deviceplugin.errors import KindInUseError
+from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
+from deviceplugin.gpus.nvidia.mps.namespaces import Namespace
+from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.gpus.nvidia.source import NvmlGpus
+from deviceplugin.gpus.sources import SOURCES
 from deviceplugin.host.cgroups import CgroupProbe
 from tests.dra_world import CLAIMS, DRIVER, DraWorld, dra_world
 from tests.integration.node_world import GIB, NODE, KubeletCgroups, card, node_world
@@ -223,6 +228,51 @@ async def test_what_holds_containers_is_told_the_ids_of_each_request(mocker: Moc
             3: [f"{card(0)}::{number}" for number in range(3)],
             9: [f"{card(0)}::{number}" for number in range(3, 12)],
         }
+
+
+async def test_a_claim_that_is_written_again_while_its_service_is_away_keeps_its_namespace(
+    mocker: MockerFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its containers run, and a control daemon that comes back makes their namespaces from these files."""
+    monkeypatch.setattr(claim_service, "SHARERS_LOOK_S", 0.05)
+    monkeypatch.setattr(mps_clients, "LOOK_S", 0.05)
+    make_control = mocker.patch.object(type(SOURCES["simulated"]), "make_mps_control")
+    make_control.side_effect = lambda root: MpsService(root, wait_s=0.0)
+    mocker.patch.object(type(SOURCES["simulated"]), "mps_program", "a program")
+    folder = CardFolder(tmp_path, card(0))
+    folder.make()
+    folder.serve(ControlDaemonState(48, interface=3))
+    folder.namespaces.begin()
+    name = "u0_c30_m0"
+    namespace = Namespace.parse(name)
+    assert namespace is not None
+    folder.namespaces.answer(namespace, "")
+    folder.namespaces.want(Namespace("u2", 50, 0))
+    changes = {"sharing": "mps", "mps_root": tmp_path}
+
+    def wanted() -> set[str]:
+        return {each.name for each in folder.namespaces.list_wanted()}
+
+    def is_client() -> bool:
+        return name in json.dumps(world.cdi_specs())
+
+    async with dra_world(16, **changes) as world:
+        await world.claim("a", (0, 3), compute=30)
+        await world.prepare("a")
+        assert is_client()
+        assert wanted() == {name}, "a former claim had the other one"
+        folder.end()
+        await until(lambda: not is_client(), "the file of the claim is written again")
+        assert wanted() == {name}
+        await world.stop_daemon()
+        await world.start_daemon()
+        await world.prepare("a")
+        assert wanted() == {name}
+        # The control daemon is there again, and has not made the namespace yet.
+        folder.namespaces.begin()
+        folder.serve(ControlDaemonState(48, interface=3))
+        await world.prepare("a")
+        assert wanted() == {name}
 
 
 def published_compute(world: DraWorld) -> tuple[int, ...]:

@@ -359,6 +359,63 @@ def test_who_began_without_the_service_is_not_limited_once_it_is_back(tmp_path: 
     assert world.limited(client, 4, compute=30) == set()
 
 
+@pytest.mark.parametrize("interface", [2, 3])
+@pytest.mark.parametrize(
+    ("compute", "had"),
+    [
+        pytest.param(30, range(4), id="another percent"),
+        pytest.param(0, range(3, 7), id="other IDs, some of them the same"),
+    ],
+)
+def test_what_a_client_leaves_behind_counts_for_no_other_container_with_its_ids(
+    tmp_path: Path, interface: int, compute: int, had: range
+) -> None:
+    world = World(tmp_path, 16, interface=interface)
+    asks(world, compute)
+    answers(world, f"u{had[0]}_c{compute or 100}_m4096")
+    assert world.allocate(*ids("c0", *had)).mounts
+    assert world.limited(ids("c0", *had), 4) == {"memory"}
+    world.end("a")
+    asks(world, 0, "b")
+    world.folders["c0"].end()
+    given = ids("c0", *range(4))
+    assert world.allocate(*given).mounts == ()
+    world.folders["c0"].serve(ControlDaemonState(48, interface=interface))
+    world.sharing.update_states()
+    assert world.limited(given, 4) == set()
+
+
+def test_a_container_that_becomes_a_client_has_the_record_of_no_former_one(tmp_path: Path) -> None:
+    world = World(tmp_path, 16)
+    asks(world, 30)
+    world.allocate(*ids("c0", *range(3, 7)))
+    world.end("a")
+    asks(world, 20, "b")
+    world.allocate(*ids("c0", *range(4)))
+    assert {each.name for each in world.folders["c0"].clients.list_wanted()} == {"u0_c20_m4096"}
+    assert world.limited(ids("c0", *range(4)), 4, compute=30) == {"memory"}
+
+
+def test_an_init_container_keeps_its_namespace_when_the_next_container_is_given_its_ids(
+    tmp_path: Path,
+) -> None:
+    """The kubelet allocates to all containers of a pod before the first one runs."""
+    world = World(tmp_path, 16, interface=3)
+    containers = (
+        ContainerRequest("setup", 2, "init", compute=10),
+        ContainerRequest("main", 4, "main", compute=60),
+    )
+    assigned = {each.name: (("c0", each.units),) for each in containers}
+    world.node.bind(replace(pod("a", 1), request=PodRequest(containers), assigned=assigned))
+    files = world.folders["c0"].namespaces
+    files.want(Namespace("u3", 50, 2048))
+    answers(world, "u0_c10_m2048")
+    files.answer(Namespace("u0", 60, 4096), "")
+    for given in (range(2), range(4)):
+        assert world.allocate(*ids("c0", *given)).mounts
+    assert {each.name for each in files.list_wanted()} == {"u0_c10_m2048", "u0_c60_m4096"}
+
+
 def test_a_client_of_which_no_record_can_be_written_does_not_count_as_limited(tmp_path: Path) -> None:
     world = World(tmp_path, 16)
     (tmp_path / "c0" / "clients").touch()

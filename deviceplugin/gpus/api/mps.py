@@ -71,11 +71,8 @@ class MpsControl(Protocol):
             OSError: They cannot be read now.
         """
 
-    def forget(self, uuid: str, mib: int, compute: int, ids: Collection[str]) -> None:
-        """Give back what is kept for a container like this: the one that has its IDs now is no client.
-
-        Args:
-            mib: as for `make_grant`, and the others likewise.
+    def forget(self, uuid: str, ids: Collection[str]) -> None:
+        """Give back what a card's service keeps for containers that had any of these device IDs.
 
         Raises:
             OSError: It cannot be given back now.

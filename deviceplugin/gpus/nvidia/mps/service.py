@@ -82,10 +82,15 @@ class MpsService:
         return grant_namespace(folder.namespaces.pipe_of(namespace))
 
     async def _wait_for(self, files: NamespaceFiles, namespace: Namespace) -> None:
-        """Ask for a namespace and wait for it."""
+        """Ask for a namespace and wait for it; one that does not come is asked for no longer.
+
+        But one that was asked for before may have clients, or get them once a control daemon makes it again.
+        """
         clock = asyncio.get_running_loop().time
         until_s = clock() + self._wait_s
+        is_known = False
         try:
+            is_known = namespace in files.list_wanted()
             files.want(namespace)
             # Another process answers, by a file.
             while (problem := files.read_answer(namespace)) is None and clock() < until_s:  # noqa: ASYNC110
@@ -95,6 +100,9 @@ class MpsService:
         if problem is None:
             problem = f"gpupack mps has not made it within {self._wait_s:g} s"
         if problem:
+            if not is_known:
+                with suppress(OSError):
+                    files.withdraw(namespace)
             raise GpuError(f"MPS namespace {namespace.name}: {problem}")
 
     def list_limited(self, uuid: str) -> Collection[LimitedContainer]:
@@ -110,18 +118,21 @@ class MpsService:
             if not state.has_namespaces or files.read_answer(namespace) == ""
         }
 
-    def forget(self, uuid: str, mib: int, compute: int, ids: Collection[str]) -> None:
-        """Drop one client and its namespace, see `MpsControl`."""
+    def forget(self, uuid: str, ids: Collection[str]) -> None:
+        """Drop clients and namespaces of those who had these IDs, see `MpsControl`."""
         with suppress(GpuError):  # the card has no folder
-            folder = CardFolder(self._root, uuid)
-            namespace = Namespace.for_container(ids, uuid, compute or 100, mib)
-            for files in (folder.namespaces, folder.clients):
-                files.withdraw(namespace)
+            for files, namespace in self._list_kept(uuid):
+                if namespace.device_id(uuid) in ids:
+                    files.withdraw(namespace)
 
     def keep_only(self, uuid: str, used: Collection[str]) -> None:
         """Drop clients and namespaces of containers that are gone, see `MpsControl`."""
+        for files, namespace in self._list_kept(uuid):
+            if namespace.device_id(uuid) not in used and files.age_s(namespace) > YOUNG_S:
+                files.withdraw(namespace)
+
+    def _list_kept(self, uuid: str) -> Iterator[tuple[NamespaceFiles, Namespace]]:
         folder = CardFolder(self._root, uuid)
         for files in (folder.namespaces, folder.clients):
             for namespace in files.list_wanted():
-                if namespace.device_id(uuid) not in used and files.age_s(namespace) > YOUNG_S:
-                    files.withdraw(namespace)
+                yield files, namespace
