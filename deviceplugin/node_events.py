@@ -101,8 +101,9 @@ class NodeEvents:
             )
             self._record(refer_to_pod(pod), "Warning", GONE, theirs)
 
-    def record_driver_hangs(self, reason: str) -> None:
-        self._record(self._ref, "Warning", HANGS, reason)
+    def record_driver_hangs(self) -> None:
+        said = "the cards' driver does not answer: look at dmesg"
+        self._record(self._ref, "Warning", HANGS, said)
 
     def record_driver_answers(self) -> None:
         self._record(self._ref, "Normal", ANSWERS, "the cards' driver answers again")

@@ -80,7 +80,7 @@ class CardDriver:
         if not self._is_hang_reported:
             self._is_hang_reported = True
             log.error("the cards' driver does not answer", seconds=round(self.hangs_s, 1))
-            self._notices.record_driver_hangs("the cards' driver does not answer: look at dmesg")
+            self._notices.record_driver_hangs()
 
     def record_answer(self) -> None:
         """Report that a driver that did not answer does again."""

@@ -121,7 +121,7 @@ class BatchCommitter:
         refused = partial(PodResult, pod.uid, CommitOutcome.REFUSED)
         if record is not None and record.charged is None and not record.error:
             return refused(why="it asks for no card")
-        if not self._checks.is_of_scheduler(pod.uid, BATCH_SCHEDULER):
+        if not self._checks.is_of_batch_mode(pod.uid):
             return refused(why=f"its schedulerName is not {BATCH_SCHEDULER}")
         why = "no node of its list is there any more"
         rejected: list[str] = []

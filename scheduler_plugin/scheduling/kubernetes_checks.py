@@ -172,9 +172,10 @@ class KubernetesChecks:
 
     # What is asked.
 
-    def is_of_scheduler(self, uid: str, name: str) -> bool:
+    def is_of_batch_mode(self, uid: str) -> bool:
+        """Tell whether a pod is known, of batch mode, and held by no gate."""
         pod = self._pods.get(uid)
-        return pod is not None and pod.scheduler == name and not pod.gated
+        return pod is not None and pod.scheduler == BATCH_SCHEDULER and not pod.gated
 
     def find_rejection(self, uid: str, name: str, now: float, *, margin: float = 0.0) -> str:
         """Say why a pod must not be bound to a node.

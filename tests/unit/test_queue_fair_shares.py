@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_plugin.cache.amounts import Amounts
-from scheduler_plugin.queue.capacity.dominant_share import find_dominant
+from scheduler_plugin.queue.cache.queues import find_dominant
 from scheduler_plugin.queue.controller.status import report_queues
 from tests.queue_world import QueueWorld
 

@@ -6,7 +6,6 @@ from itertools import takewhile
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.queue.cache.queued_pods import Gang, QueuedPod
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, WaitingWorkloads
-from scheduler_plugin.queue.capacity.dominant_share import find_dominant
 from scheduler_plugin.queue.capacity.requirements import Needs
 from scheduler_plugin.queue.config.queues import QueueConfig, QueueForm
 from scheduler_plugin.queue.config.quota import Cohort, QuotaState, find_cohorts
@@ -255,3 +254,27 @@ class Queues:
         cohort = self._cohorts.get(name)
         if units and cohort is not None:
             cohort.add_units(name, units)
+
+
+def find_dominant(has: Amounts, total: Amounts) -> tuple[str, float]:
+    """Find the resource of which a queue has the largest fraction, and that fraction: its dominant share.
+
+    Source: Ghodsi et al., Dominant Resource Fairness, NSDI 2011.
+
+    Of equal fractions the first in the order of the names below counts. A resource that the cluster lacks
+    does not count.
+
+    Returns:
+        `gpu-memory`, `cpu` or `memory`, and a fraction; an empty name and 0 if the queue uses nothing.
+    """
+    parts = {
+        name: own / all_of_it
+        for name, own, all_of_it in (
+            ("gpu-memory", has.units, total.units),
+            ("cpu", has.cpu_milli, total.cpu_milli),
+            ("memory", has.memory_bytes, total.memory_bytes),
+        )
+        if all_of_it > 0
+    }
+    name = max(parts, key=parts.__getitem__, default="")
+    return (name, parts[name]) if name and parts[name] else ("", 0.0)

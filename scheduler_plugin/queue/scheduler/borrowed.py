@@ -15,6 +15,9 @@ PROTECTED_S: Final = (15.0, 300.0)
 LATE_S: Final = 60.0
 """A pod that is still there so long after its grace period is not counted on: its node may be dead."""
 
+MOST_ON_NODE: Final = 64
+"""Borrowed pods of a node that are considered, the youngest ones."""
+
 
 @dataclass(slots=True)
 class PendingEvictions:
@@ -155,8 +158,8 @@ def make_eviction_key(victims: VictimGroup) -> tuple[int, float, str]:
     return victims.priority, -oldest.waiting_since, oldest.uid
 
 
-def group_by_node(borrowed: Sequence[VictimGroup], most: int) -> Mapping[str, list[VictimGroup]]:
-    """Group possible victims by node, at most `most` for each; nodes in the order of their first pods.
+def group_by_node(borrowed: Sequence[VictimGroup]) -> Mapping[str, list[VictimGroup]]:
+    """Group possible victims by node, at most `MOST_ON_NODE`; nodes in the order of their first pods.
 
     A gang is listed at each of its nodes.
     """
@@ -164,7 +167,7 @@ def group_by_node(borrowed: Sequence[VictimGroup], most: int) -> Mapping[str, li
     for victims in borrowed:
         for node in dict.fromkeys(pod.record.node for pod in victims.pods):
             on_node = found.setdefault(node, [])
-            if len(on_node) < most:
+            if len(on_node) < MOST_ON_NODE:
                 on_node.append(victims)
     return found
 

@@ -39,9 +39,6 @@ REFUSED_S: Final = (600.0, 86_400.0)
 DENIED_S: Final = (300.0, 86_400.0)
 """Shortest and longest pause of a workload whose admission the API server refuses, until it allows it."""
 
-MOST_CANDIDATES: Final = 64
-"""Borrowed pods of a node that are considered, the youngest ones."""
-
 MOST_SETS: Final = 400
 """Other sets of victims that are tried, one after the other, before those found are evicted."""
 
@@ -311,7 +308,7 @@ class _VictimSearch:
 
     def _find_on_nodes(self, among: RowFilter | None) -> ReclaimPlan | None:
         placer = self._make_placer(among, self.leaving, self._ended)
-        victims = placer.find_victims(group_by_node(self._candidates, MOST_CANDIDATES)) if placer.rest else []
+        victims = placer.find_victims(group_by_node(self._candidates)) if placer.rest else []
         if victims is not None:
             victims = self._add_quota_victims(placer, victims)
         if victims is None or (not victims and not self._needs_leaving(among)):
