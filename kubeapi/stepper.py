@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 
 class Stepper:
@@ -20,9 +21,22 @@ class Stepper:
         self._burst_s = burst_s
         self._bursts = bursts
         self._news = asyncio.Event()
+        self._hurried = asyncio.Event()
 
     def wake(self) -> None:
         self._news.set()
+
+    def hurry(self) -> None:
+        """Wake the step even if it pauses; from now on no pause is kept."""
+        self._hurried.set()
+        self.wake()
+
+    async def pause(self, pause_s: float) -> float:
+        """Wait, whatever happens meanwhile, for a step that failed; return when it is due: at once."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._hurried.wait()
+        return 0.0
 
     async def wait_for_news(self) -> None:
         """Wait for what happens from now on; for a step, which is not called again for it."""

@@ -1,6 +1,5 @@
 """Says in the status of a claim which pod and containers have its shares."""
 
-import asyncio
 import random
 import time
 from collections.abc import Callable
@@ -121,8 +120,9 @@ class ClaimStatusWriter:
                 continue
             except KubeApiError as error:
                 # Changes in the meantime wait too: a server that is down is not asked more often for them.
-                await asyncio.sleep(self._backoff.log_failure(log, _NOT_WRITTEN, error, claim=claim.name))
-                return 0.0
+                return await self._stepper.pause(
+                    self._backoff.log_failure(log, _NOT_WRITTEN, error, claim=claim.name)
+                )
             self._written.add((claim.uid, claim.pod_uid))
             self._refused.forget(claim.uid)
             self._backoff.reset()

@@ -1,6 +1,6 @@
 """Says on the Node which way its pods get their cards, before any words offer them."""
 
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -13,6 +13,9 @@ from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.stepper import Stepper
+
+WATCH_S: Final = 0.2
+"""How long the watch may take to bring what was written, before it is written again."""
 
 log = structlog.get_logger(__name__)
 
@@ -60,10 +63,12 @@ class NodeKindMark:
         try:
             await self._client.patch_node_status(self._node_name, patch, timeout_s=WRITE_TIMEOUT_S)
         except KubeApiError as error:
-            return self._backoff.log_failure(log, "kind of node not written", error)
+            return await self._stepper.pause(
+                self._backoff.log_failure(log, "kind of node not written", error)
+            )
         self._backoff.reset()
         log.info("kind of node written", serves_claims=self._serves_claims)
-        return self._backoff.failed()  # the watch brings what was written
+        return await self._stepper.pause(WATCH_S)
 
     def _patch(self, node: NodeObject) -> dict[str, Any] | None:
         mark = node.metadata.get_annotation(NODE_SERVES)

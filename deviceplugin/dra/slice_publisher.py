@@ -181,7 +181,7 @@ class SlicePublisher(Sink[SliceObject]):
             return self._gap_s or 1.0
         except KubeApiError as error:
             self.problem = f"the ResourceSlices of node {self._node_name} cannot be written: {error}"
-            return self._backoff.log_failure(log, "slices not published", error)
+            return await self._stepper.pause(self._backoff.log_failure(log, "slices not published", error))
         self._generation = generation
         self._backoff.reset()
         self.problem = None
@@ -189,14 +189,14 @@ class SlicePublisher(Sink[SliceObject]):
         return None
 
     async def _withdraw(self, found: dict[str, SliceObject]) -> float:
-        """Remove the slices where the API server would give each card to one claim; return the next pause."""
+        """Remove the slices where the API server would give each card to one claim, and pause."""
         if self.problem is None:
             log.error("slices withdrawn", reason=TOO_OLD)
         self.problem = TOO_OLD
         for name in list(found):
             await self._client.delete(f"{SLICES}/{quote_segment(name)}", timeout_s=WRITE_TIMEOUT_S)
             del found[name]
-        return TOO_OLD_AGAIN_S
+        return await self._stepper.pause(TOO_OLD_AGAIN_S)
 
     def _is_due(self, wanted: Mapping[str, Any], found: SliceObject | None) -> bool:
         if found is None:

@@ -17,7 +17,6 @@ Every write names the resourceVersion that it is based on, so of two at the same
 patches do not carry the annotation: the last one of an owner that lost the Node does not take it back.
 """
 
-import asyncio
 import hashlib
 import socket
 from collections.abc import Callable
@@ -115,6 +114,7 @@ class NodeOwnership:
         self._on_conflict = on_conflict
         self._stepper = Stepper(self._step)
         self._backoff = Backoff(0.2, 15.0)
+        self._conflicts = Backoff(0.2, 15.0)
         self._error: str | None = None
         self._challenged_s: float | None = None
         self._due_s = self._turned_down_s = float("-inf")
@@ -227,13 +227,14 @@ class NodeOwnership:
             written = decode_answer(answer, decode_node, "a Node")
         except Conflict:
             # Somebody else has changed the Node; the watch will show the change and wake this step.
-            return self._backoff.failed()
+            return self._conflicts.failed()
         except KubeApiError as error:
             return await self._failed(error)
         if self._record(written) != record:
             self._node_view.apply_node(written)
             return await self._failed(f"the Node does not keep its annotation {NODE_DAEMON}")
         self._backoff.reset()
+        self._conflicts.reset()
         self._error = None
         if record.challenger is not None:
             self._challenged_s = self._account.now_s()
@@ -247,8 +248,9 @@ class NodeOwnership:
         """Wait until it is time for another try."""
         self.errors += 1
         self._error = str(error)
-        await asyncio.sleep(self._backoff.log_failure(log, "the Node cannot be taken over", error))
-        return 0.0
+        return await self._stepper.pause(
+            self._backoff.log_failure(log, "the Node cannot be taken over", error)
+        )
 
     @staticmethod
     def _record(node: NodeObject | None) -> OwnershipRecord | None:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -135,7 +134,7 @@ class NodePublisher:
     async def publish_full(self) -> None:
         """Make `run` publish every card as full, and nothing after that; return once it is published."""
         self._leaving.set()
-        self._stepper.wake()
+        self._stepper.hurry()
         await self._left.wait()
 
     async def _say_full(self) -> bool:
@@ -231,11 +230,7 @@ class NodePublisher:
         self._error = str(error)
         if self._failing_since_s is None:
             self._failing_since_s = self._account.now_s()
-        delay_s = self._backoff.log_failure(log, "words not published", error)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(delay_s):
-                await self._leaving.wait()
-        return 0.0
+        return await self._stepper.pause(self._backoff.log_failure(log, "words not published", error))
 
     def _succeeded(self) -> None:
         self._backoff.reset()

@@ -4,7 +4,6 @@ A new node is Ready before the kubelet knows our devices. Until then a cluster a
 not fit and adds a second node. With the taint, which its group gives it, the node counts as starting.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -82,8 +81,9 @@ class StartupTaint:
             # The Node has changed; the watch will show its new version.
             return LOOK_AGAIN_S
         except KubeApiError as error:
-            await asyncio.sleep(self._backoff.log_failure(log, "startup taint not removed", error))
-            return 0.0
+            return await self._stepper.pause(
+                self._backoff.log_failure(log, "startup taint not removed", error)
+            )
         self._backoff.reset()
         log.info("startup taint removed", taint=STARTUP_TAINT)
         return LOOK_AGAIN_S
