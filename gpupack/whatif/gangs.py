@@ -76,11 +76,15 @@ def find_gang(cluster: Cluster, pod: Pod) -> WaitingGang | None:
 
 
 def list_gang(cluster: Cluster, pod: Pod) -> list[Pod]:
-    """List the pods that start, move and end together with a pod, itself among them; none that has ended."""
+    """List the pods that start, move and end together with a pod, itself among them.
+
+    None that has ended, nor one without a node that is being deleted: kube-scheduler leaves it out.
+    """
     key = read_gang_key(pod)
     if key is None:
         return [pod]
-    return [pod for pod in cluster.pods_by_gang[key] if not pod.has_ended]
+    pods = (pod for pod in cluster.pods_by_gang[key] if not pod.has_ended)
+    return [pod for pod in pods if pod.spec.node_name or pod.metadata.deletion_timestamp is None]
 
 
 def find_gang_key(cluster: Cluster, pod: Pod) -> tuple[str, str] | None:

@@ -158,6 +158,15 @@ def test_who_is_of_the_gang():
         assert find_gang(alone, alone.find_pod("default", "g0")) is None
 
 
+def test_a_pod_that_is_being_deleted_is_none_of_a_gang():
+    def delete(pod):
+        pod["metadata"] |= {"deletionTimestamp": "2026-11-01T00:00:00Z", "finalizers": ["a/b"]}
+
+    pods = (*gang(2), member("old", size=2))
+    cluster = World((Node("a", (39, 39)),), pods).changed(old=delete).cluster
+    assert explain_pod(cluster, "default", "g0").state == "fits"
+
+
 def with_other_resource(pod):
     pod["spec"]["containers"][0]["resources"]["limits"]["rdma/ib"] = "1"
 

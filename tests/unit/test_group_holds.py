@@ -350,6 +350,7 @@ def test_a_group_that_is_bound_in_part_is_reported_with_what_to_do(world: GroupW
     reporter.report_filter(world.reply)
     assert not [event for event in events if BOUND_IN_PART in event[1]]
     world.pod("g-1", 5, "g", version=2, node="n", annotations=assigned(0, 5))
+    world.pod("g-2", 5, "g", deleted="2026-11-01T00:00:00Z")
     for _ in range(3):
         world.ask("g-0")
         reporter.report_filter(world.reply)
