@@ -84,7 +84,7 @@ class MemoryRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A container's use of a card, as of lately.
 
     Attributes:
-        held: what limits its memory, as `CardRecord.held`.
+        held: what limits its memory, as `CardRecord.held`; `accounted` where its limit is not in force.
         used: MiB; None if unknown.
         compute: percent of the time in which it kept the card busy; None if unknown.
         compute_held: what limits its compute, as `held`; empty if it asks for none, or nobody says.

@@ -1,8 +1,8 @@
 """Decides when a pod's use is written to its `gpupack.io/allocation` annotation.
 
-This happens at most once a minute, and only after a change of 256 MiB or an eighth of the share, or of 20
-percent of a card's compute. Compute is written for containers that ask for some, as the average of the last
-minute: it rises and falls all the time.
+This happens at most once a minute, and only after a change of 256 MiB or an eighth of the share, of 20
+percent of a card's compute, or of what limits a container. Compute is written for containers that ask for
+some, as the average of the last minute: it rises and falls all the time.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +11,7 @@ from typing import Final
 
 from allocator.records import Assignment, MemoryRecord
 from deviceplugin.gpus.api.memory_limits import Enforcement
-from deviceplugin.monitoring.container_use import ContainerUse
+from deviceplugin.monitoring.container_use import NOT_YET, ContainerUse
 
 EVERY_S: Final = 60.0
 """Shortest time between two writes for the use of one pod: each wakes everybody who watches pods."""
@@ -26,19 +26,14 @@ STEP_PERCENT: Final = 20
 Place = tuple[str, str]
 """Container and card."""
 
-Use = tuple[int | None, int | None, str]
-"""MiB and percent of the compute, None where it is unknown, and what limits the compute."""
-
-_UNKNOWN: Final[Use] = (None, None, "")
-
 
 @dataclass(slots=True)
 class _PublishedPod:
     """What was written of a pod, and what it uses; `compute` is the average percent of the last minute."""
 
-    published: dict[Place, Use] = field(default_factory=dict)
+    published: dict[Place, MemoryRecord] = field(default_factory=dict)
     at_s: float = float("-inf")
-    current: dict[Place, Use] = field(default_factory=dict)
+    current: dict[Place, MemoryRecord] = field(default_factory=dict)
     compute: dict[Place, float] = field(default_factory=dict)
     is_due: bool = False
 
@@ -47,8 +42,8 @@ class PublishedUse:
     """Remembers what was written for each pod, by the UID that the kubelet uses.
 
     Args:
-        holding: what limits the memory of a pod's container on a card, with the units that it has there, and
-            how many cards it has in all.
+        holding: what should limit the memory of a pod's container on a card, with the units that it has
+            there, and how many cards it has in all. It is written of a container until its use is known.
     """
 
     def __init__(
@@ -72,8 +67,11 @@ class PublishedUse:
             place = row.container, row.uuid
             compute, held = (row.used_compute, row.compute_enforcement.value) if row.compute else (None, "")
             average = _average(pod.compute, place, compute, weight)
-            use = pod.current[place] = row.used_mib, average, held
-            told = pod.published.get(place, _UNKNOWN)
+            told = pod.published.get(place, MemoryRecord(row.enforcement.value))
+            # A container that uses nothing yet gets its limit as it starts.
+            starts = row.problem == NOT_YET and row.used_mib == 0
+            memory_held = told.held if starts else row.enforcement.value
+            use = pod.current[place] = MemoryRecord(memory_held, row.used_mib, average, held)
             pod.is_due |= now_s - pod.at_s >= EVERY_S and _differs(told, use, row.promised_mib)
         return any(pod.is_due for pod in self._pods.values())
 
@@ -87,20 +85,17 @@ class PublishedUse:
         pod = self._pods.setdefault(uid, _PublishedPod())
         if not pod.published:
             pod.published = {
-                (name, uuid): (record.used, record.compute, record.compute_held)
-                for name, cards in written().items()
-                for uuid, record in cards.items()
+                (name, uuid): record for name, cards in written().items() for uuid, record in cards.items()
             }
         if pod.is_due:
             pod.published, pod.at_s, pod.is_due = dict(pod.current), self._clock(), False
+        for name, shares in assignment.items():
+            for uuid, units in shares:
+                if (name, uuid) not in pod.published:
+                    held = self._holding(uid, name, uuid, units, len(shares))
+                    pod.published[name, uuid] = MemoryRecord(held.value)
         return {
-            name: {
-                uuid: MemoryRecord(
-                    self._holding(uid, name, uuid, units, len(shares)).value,
-                    *pod.published.get((name, uuid), _UNKNOWN),
-                )
-                for uuid, units in shares
-            }
+            name: {uuid: pod.published[name, uuid] for uuid, _ in shares}
             for name, shares in assignment.items()
         }
 
@@ -114,9 +109,12 @@ def _average(averages: dict[Place, float], place: Place, percent: int | None, we
     return round(averages[place])
 
 
-def _differs(told: Use, now: Use, promised_mib: int) -> bool:
-    steps = max(STEP_MIB, promised_mib // STEP_SHARE), STEP_PERCENT
-    return told[2] != now[2] or any(_is_step(*each) for each in zip(told[:2], now[:2], steps, strict=True))
+def _differs(told: MemoryRecord, now: MemoryRecord, promised_mib: int) -> bool:
+    return (
+        (told.held, told.compute_held) != (now.held, now.compute_held)
+        or _is_step(told.used, now.used, max(STEP_MIB, promised_mib // STEP_SHARE))
+        or _is_step(told.compute, now.compute, STEP_PERCENT)
+    )
 
 
 def _is_step(told: int | None, now: int | None, step: int) -> bool:

@@ -18,7 +18,7 @@ from deviceplugin.gpus.api.memory_limits import Enforcement, LimitSupport
 from deviceplugin.gpus.api.source import GpuProcess, GpuSample
 from deviceplugin.host.cgroups import ProcessPlace
 from deviceplugin.metrics import SLICE, Metrics
-from deviceplugin.monitoring.container_use import ContainerUse, ContainerUseReader
+from deviceplugin.monitoring.container_use import NOT_YET, ContainerUse, ContainerUseReader
 from deviceplugin.monitoring.overuse import OverUseWatcher
 from deviceplugin.publishing.published_use import PublishedUse
 from kubeapi.errors import Conflict, TooManyRequests
@@ -401,22 +401,43 @@ def test_metrics_say_what_is_known_and_no_more() -> None:
 
 def test_only_changes_that_are_worth_a_write_are_told() -> None:
     now_s = [0.0]
-    told = PublishedUse(lambda *_: Enforcement.DRIVER, lambda: now_s[0])
+    told = PublishedUse(lambda *_: Enforcement.ACCOUNTED, lambda: now_s[0])
     assignment = {"main": (("c0", 1),)}
 
     def text() -> dict[str, object]:
         (record,) = told.list_records(UID, assignment, dict)["main"].values()
         return {"held": record.held, "used": record.used}
 
-    assert text() == {"held": "driver", "used": None}
+    assert text() == {"held": "accounted", "used": None}
     assert told.apply_use([row(500)])
-    assert text() == {"held": "driver", "used": 500}
+    assert text() == {"held": "accounted", "used": 500}
     assert not told.apply_use([row(5000)]), "too soon"
     now_s[0] = 100.0
     assert not told.apply_use([row(600)]), "too little"
     assert told.apply_use([row(5000)])
     assert text()["used"] == 5000
     assert not told.apply_use([])
+
+
+def test_a_limit_that_is_not_in_force_is_told() -> None:
+    """What should limit a new container is told at first; later, what does."""
+    now_s = [0.0]
+    told = PublishedUse(lambda *_: Enforcement.DRIVER, lambda: now_s[0])
+
+    def looks(used_mib: int | None, held: Enforcement, problem: str = "") -> str:
+        now_s[0] += 100.0
+        told.apply_use([replace(row(used_mib), enforcement=held, problem=problem)])
+        (record,) = told.list_records(UID, {"main": (("c0", 1),)}, dict)["main"].values()
+        return record.held
+
+    driver, accounted = Enforcement.DRIVER, Enforcement.ACCOUNTED
+    told.list_records(UID, {"main": (("c0", 1),)}, dict)
+    assert looks(0, accounted, NOT_YET) == "driver", "it gets one as it starts"
+    assert looks(10, accounted, NOT_YET) == "accounted"
+    assert looks(10, driver) == "driver"
+    assert looks(0, accounted, "too small") == "accounted"
+    assert looks(None, driver) == "driver"
+    assert looks(None, accounted, NOT_YET) == "accounted"
 
 
 def test_the_compute_of_containers_that_ask_for_some_is_told() -> None:
