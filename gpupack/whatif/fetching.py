@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from allocator.names import QUEUE_NAME, SYSTEM_NAMESPACE
+from allocator.names import SYSTEM_NAMESPACE
 from gpupack.encodings import read_input
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect, list_all, list_claims
-from gpupack.whatif.cluster import QUEUE_NOT_READ, Cluster
+from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.events import PodEvent, PodEvents, format_events
 from gpupack.whatif.objects import waits_in_queue
 from gpupack.whatif.queue_rules import QueueRules, read_rules
@@ -99,7 +99,7 @@ async def read_cluster_and_pod(
         ]
         queued = await _queued(client) if any(map(waits_in_queue, pods)) else None
         if not all(pod.spec.node_name for pod in pods):
-            cluster.queue = await _read_queue(client, cluster.pods.values())
+            cluster.queue = await _read_queue(client)
         told = format_events(events, {pod.metadata.uid for pod in pods})
         return cluster, PodContext(namespace, told, queued)
 
@@ -154,7 +154,7 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, moves: bo
         ),
     )
     if moves:
-        cluster.queue = await _read_queue(client, pods)
+        cluster.queue = await _read_queue(client)
     return cluster
 
 
@@ -215,13 +215,14 @@ async def _queued(client: "KubeClient") -> "tuple[QueueWhy, ...] | None":
         return None
 
 
-async def _read_queue(client: "KubeClient", pods: Iterable[Pod]) -> QueueRules | str:
-    """Ask the queue's leader by what it decides, where any pod is of a queue; else say why not."""
+async def _read_queue(client: "KubeClient") -> QueueRules | str:
+    """Ask the queue's leader by what it decides; else say why it cannot be asked.
+
+    It is asked also where no pod has a queue's label: a queue may select namespaces.
+    """
     from kubeapi.errors import UNREADABLE, KubeApiError  # noqa: PLC0415
     from scheduler_plugin.queue.controller.settings import DecisionSettings  # noqa: PLC0415
 
-    if not any(QUEUE_NAME in (pod.metadata.labels or {}) for pod in pods):
-        return QUEUE_NOT_READ
     try:
         raw = await client.get(make_service_path(*_QUEUE, "configuration"))
         served = msgspec.json.decode(raw, type=DecisionSettings)

@@ -253,14 +253,15 @@ class QueueApi:
         asked: Paths, in their order.
     """
 
-    def __init__(self, answer: bytes | None) -> None:
+    def __init__(self, answer: bytes | None, pods: tuple[Pod, ...] = (MOVED, STAYS)) -> None:
         self.answer = answer
+        self.pods = pods
         self.asked: list[str] = []
 
     async def pages(self, path: str) -> AsyncGenerator[bytes]:
         self.asked.append(path)
         kind = {"nodes": "Node", "pods": "Pod"}.get(path.rpartition("/")[2])
-        items = json.loads(World(NODES, (MOVED, STAYS)).text)["items"]
+        items = json.loads(World(NODES, self.pods).text)["items"]
         found = [item for item in items if item["kind"] == kind]
         if path.endswith("namespaces"):
             found = [{"metadata": {"name": "default", "labels": {"team": "x"}}}]
@@ -287,6 +288,13 @@ async def test_the_leader_is_asked_by_what_it_decides(config: str) -> None:
     assert cluster.queue.settings.node_policy == "best-fit"
     assert "/api/v1/namespaces/gpupack-system/services/gpupack-queue:http/proxy/configuration" in api.asked
     assert [move.pod for move in start(cluster).moves] == ["moved"]
+
+
+@pytest.mark.parametrize("held", ["", ", stopPolicy: Hold"])
+async def test_a_queue_that_selects_a_namespace_is_asked_though_no_pod_has_its_label(held: str) -> None:
+    settings = DecisionSettings(OF_NAMESPACES.replace("}}}", f"}}}}{held}}}"))
+    cluster = await QueueApi(msgspec.json.encode(settings), (replace(MOVED, queue=""), STAYS)).read()
+    assert len(start(cluster).moves) == (0 if held else 1)
 
 
 @pytest.mark.parametrize(
