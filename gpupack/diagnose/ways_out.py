@@ -29,14 +29,13 @@ from kubeapi.selectors import UNSCHEDULABLE, NodeRules
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.scheduling.available import widen_patterns
-from scheduler_plugin.scheduling.node_fit import CORDONED, NOT_READY, PORTS, SELECTOR, TAINT
+from scheduler_plugin.scheduling.node_fit import CORDONED, LASTING, SELECTOR, TAINT
 from scheduler_plugin.scheduling.reasons import Cure, FilterReason
 
 _MOST_CARDS: Final = 8
 _PODS_NAMED: Final = 8
 _NEVER_BY_ENDS: Final = frozenset(
-    {SELECTOR, TAINT, CORDONED, NOT_READY, PORTS}
-    | {reason.json_name for reason in FilterReason if Cure.PODS_END not in reason.cures}
+    LASTING | {reason.json_name for reason in FilterReason if Cure.PODS_END not in reason.cures}
 )
 """Nodes that no pod's end opens."""
 

@@ -11,10 +11,10 @@ from allocator.request import PodRequest
 from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.rebalance.plan_state import Card, Destination, PlanState
 from gpupack.whatif.fit import count_fit_on_cards
-from gpupack.whatif.kube_checks import HostRequirements
-from scheduler_plugin.cache.amounts import ONE_POD
+from gpupack.whatif.kube_checks import HostRequirements, count_alike
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.fit_counts import count_card_groups
+from scheduler_plugin.scheduling.node_fit import SHORTAGES
 
 _REMEMBERED: Final = 1 << 16
 
@@ -53,6 +53,7 @@ class StartGoal:
         self._plan_state = plan_state
         self._cluster = plan_state.cluster
         self._request = request
+        self._requirements = requirements
         self._demand = request.demands[0]
         self._before = before
         self._total = sum(before.values())
@@ -60,11 +61,11 @@ class StartGoal:
         rejections = self._cluster.kube_checks.find_rejections(requirements)
         arrays = self._cluster.state.nodes
         offering = arrays.mask_offering(request)
-        # A node that has as many pods as it may have takes one once others have gone.
+        # A node that has too little of something left may take one once others have gone.
         self.nodes = [
             name
             for name, row in arrays.rows.items()
-            if offering[row] and (name not in rejections or rejections[name].reason == "Pods")
+            if offering[row] and (name not in rejections or rejections[name].reason in SHORTAGES)
         ]
         self._open = frozenset(self.nodes)
         self._gains: tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]] = {}, {}
@@ -97,7 +98,7 @@ class StartGoal:
 
     def count_on_node(self, node: str, *, final: bool = True) -> int:
         free = self._plan_state.get_free_units(node)
-        most = ONE_POD.with_sums(self._request).count_in(self._plan_state.get_left(node))
+        most = count_alike(self._requirements, self._request, self._plan_state.get_left(node))
         compute = self._plan_state.get_free_compute(node) if self._demand.compute else ()
         key = (node, free, compute, most, final)
         found = self._known.get(key)

@@ -24,12 +24,13 @@ from gpupack.whatif.answers import FitAnswer, FitCount, NodePods
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import (
     HostRequirements,
+    count_alike,
     must_be_apart,
     require_of_any_pod,
     require_of_plain_pod,
 )
 from gpupack.whatif.node_results import OFFERED
-from scheduler_plugin.cache.amounts import NOTHING, ONE_POD
+from scheduler_plugin.cache.amounts import NOTHING
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
@@ -190,10 +191,8 @@ def count_fit(
     requirements = require_of_any_pod() if requirements is None else requirements
     query = cluster.policies.make_request(nodes, request, requirements.amounts)
     rows = cluster.keep_accepted_rows(cluster.rows, hosts.find_rejections(requirements))
-    # Whatever else pods ask for counts for the first of them only.
-    asked = ONE_POD.with_sums(request)
     names = [nodes.names[row] for row in rows.tolist()]
-    most = {name: asked.count_in(hosts.get_left(name)) for name in names}
+    most = {name: count_alike(requirements, request, hosts.get_left(name)) for name in names}
     numbers = count_fit_by_node(cluster, query, rows, most)
     plain = require_of_plain_pod()
     found = tuple(

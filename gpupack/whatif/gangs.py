@@ -4,10 +4,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from allocator.errors import RequestError, shown
-from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import count_fit_by_node
-from gpupack.whatif.kube_checks import HostRequirements, must_be_apart
+from gpupack.whatif.kube_checks import HostRequirements, count_alike, must_be_apart
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
@@ -242,21 +241,9 @@ def count_at_once(
 ) -> int:
     """Count the equal pods that fit at once, up to a limit."""
     names = [cluster.state.nodes.names[row] for row in rows.tolist()]
+    hosts = cluster.kube_checks
     rooms = {
-        name: min(most, bound_by_host_resources(cluster, query.request, requirements, name, leaving))
+        name: min(most, count_alike(requirements, query.request, hosts.get_left(name, leaving)))
         for name in names
     }
     return min(most, sum(count_fit_by_node(cluster, query, rows, rooms).values()))
-
-
-def bound_by_host_resources(
-    cluster: Cluster,
-    request: PodRequest,
-    requirements: HostRequirements,
-    name: str,
-    leaving: Collection[str] = (),
-) -> int:
-    """Count the pods alike that a node takes at most by what it has besides its cards."""
-    left = cluster.kube_checks.get_left(name, leaving)
-    most = requirements.amounts.with_sums(request).count_in(left)
-    return min(most, 1) if must_be_apart(requirements, requirements) else most

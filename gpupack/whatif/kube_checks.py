@@ -113,6 +113,12 @@ def must_be_apart(one: HostRequirements, other: HostRequirements) -> bool:
     )
 
 
+def count_alike(requirements: HostRequirements, request: PodRequest, left: Amounts) -> int:
+    """Count the pods alike that a node takes at most by what it has left besides its cards."""
+    most = requirements.amounts.with_sums(request).count_in(left)
+    return min(most, 1) if must_be_apart(requirements, requirements) else most
+
+
 class KubeSchedulerChecks:
     """kube-scheduler's checks of nodes, at one moment: nodes, pods and state must not change any more."""
 

@@ -38,6 +38,12 @@ RESOURCE: Final = "OtherResource"
 SUM: Final = "NodeSum"
 NEIGHBOURS: Final = "PodAffinity"
 
+SHORTAGES: Final = frozenset({PODS, CPU, MEMORY, RESOURCE, SUM})
+"""Reasons why a node has too little left; pods that leave it give something back."""
+
+LASTING: Final = frozenset({NOT_READY, CORDONED, TAINT, SELECTOR})
+"""Reasons that the end of pods does not change."""
+
 NOT_READY_TAINTS: Final = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 """Keys of the taints of nodes that are not Ready. kube-scheduler goes by them, not by the condition."""
 

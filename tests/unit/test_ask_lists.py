@@ -2,6 +2,7 @@
 
 import json
 
+from allocator.names import POD_GANG, POD_GANG_SIZE
 from gpupack.diagnose import explain_pod
 from gpupack.rebalance import plan_state as tables
 from gpupack.rebalance.advise import advise_empty, advise_start
@@ -12,6 +13,7 @@ from tests.ask_world import Node, Pod, World
 from tests.cluster_builders import uuid
 
 CARDS = Node("n", (12, 12, 12))
+STAYS = Pod("stays", 4, "b", (0,), owned=False)
 
 
 def with_pods(world, **changes):
@@ -120,3 +122,32 @@ def test_of_two_pods_that_keep_each_other_off_one_moves():
 
     assert (advice.before.pods, advice.after.pods, len(advice.moves)) == (0, 1, 1)
     assert advice.text.endswith("; no list was found that lets all 2 start")
+
+
+def ways(nodes, pods, name="w", **changes):
+    answer = explain_pod(World(nodes, pods).changed(**changes).cluster, "default", name)
+    return {way.kind: way for way in answer.ways_out}
+
+
+def test_a_move_gives_back_what_a_node_lacks_beside_cards():
+    nodes = (Node("a", (16,), cpu=8), Node("b", (16,), cpu=64))
+    found = ways(nodes, (Pod("p", 12, "a", (0,), cpu=6), STAYS, Pod("w", 16, cpu=4)))
+    assert [move.pod for move in found["moves"].moves] == ["p"]
+    # Of a node that has too few processors once p has gone, nothing is said.
+    assert "moves" not in ways(nodes, (Pod("p", 12, "a", (0,), cpu=1), STAYS, Pod("w", 16, cpu=64)))
+
+
+def test_pods_of_a_gang_take_what_they_ask_beside_cards_each():
+    gang = ((POD_GANG, "g"), (POD_GANG_SIZE, "2"))
+    nodes = (Node("a", (16, 16), cpu=64), Node("b", (16,), cpu=64), Node("c", (16,), cpu=64))
+    pods = (Pod("p", 4, "b", (0,)), Pod("q", 8, "c", (0,)))
+    waiting = tuple(Pod(name, 16, cpu=40, policies=gang) for name in ("g0", "g1"))
+    assert [move.pod for move in ways(nodes, pods + waiting, "g0")["moves"].moves] == ["p"]
+
+
+def test_the_end_of_a_pod_gives_back_its_port():
+    def with_port(pod):
+        pod["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
+
+    found = ways((Node("a", (16,)),), (Pod("p", 12, "a", (0,)), Pod("w", 16)), p=with_port, w=with_port)
+    assert "default/p" in found["pods-end"].text
