@@ -235,6 +235,11 @@ def shorten_body(body: bytes) -> str:
     return shorten(body[:MESSAGE_LIMIT].decode(errors="replace"))
 
 
+def is_gone(error: KubeApiError) -> bool:
+    """Return True if an object is not there, or another one has its name; any other refusal may end."""
+    return isinstance(error, NotFound) or (isinstance(error, Conflict) and error.cause == "uid")
+
+
 def find_conflict_cause(reason: str, message: str) -> Cause:
     """Find the cause of a 409, or of a 422 for another UID, which the API server states only in words."""
     text = message.lower()

@@ -16,7 +16,7 @@ from deviceplugin.node_events import refer_to_pod
 from deviceplugin.option_values import DEFAULT_TOLERANCE_MIB
 from kubeapi.backoff import KeyedBackoff
 from kubeapi.correlation import EventType, ObjectRef
-from kubeapi.errors import Conflict, KubeApiError, NotFound
+from kubeapi.errors import KubeApiError, is_gone
 
 log = structlog.get_logger(__name__)
 
@@ -177,10 +177,10 @@ class OverUseWatcher:
             return
         try:
             await self._evict(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
-        except (NotFound, Conflict):
-            # The pod is gone, and perhaps another one has its name.
-            self._evicted.add(uid)
         except KubeApiError as error:
+            if is_gone(error):
+                self._evicted.add(uid)
+                return
             self.errors += 1
             # Not the first alone is a warning: the card's memory stays overrun.
             self._refused.log_failure(

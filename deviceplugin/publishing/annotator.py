@@ -20,7 +20,7 @@ from deviceplugin.publishing.published_use import PublishedUse
 from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
 from kubeapi.backoff import KeyedBackoff
 from kubeapi.client import KubeClient
-from kubeapi.errors import Conflict, KubeApiError, NotFound
+from kubeapi.errors import KubeApiError, is_gone
 from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
@@ -136,7 +136,7 @@ class AllocationAnnotator:
                 metadata.namespace, metadata.name, uid, {POD_ALLOCATION: text}, timeout_s=WRITE_TIMEOUT_S
             )
         except KubeApiError as error:
-            if not _is_gone(error):
+            if not is_gone(error):
                 self.errors += 1
                 self._refused.log_failure(
                     uid, self._account.now_s(), log, "allocation not written", error, pod=pod
@@ -150,11 +150,6 @@ class AllocationAnnotator:
         self._done[uid] = _WrittenAnnotation(text, item, self._account.now_s())
         self._refused.forget(uid)
         return written
-
-
-def _is_gone(error: KubeApiError) -> bool:
-    """Return True if the pod is gone, so that another try is useless; any other refusal may end."""
-    return isinstance(error, NotFound) or (isinstance(error, Conflict) and error.cause == "uid")
 
 
 def _written(pod: PodObject) -> str | None:

@@ -19,7 +19,7 @@ from gpupack.whatif.answers import Advice, JsonAnswer, Move
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import waits_in_queue
 from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
-from kubeapi.errors import Conflict, KubeApiError, NotFound, TooManyRequests
+from kubeapi.errors import Conflict, KubeApiError, NotFound, TooManyRequests, is_gone
 from kubeapi.eviction import evict_pod
 from kubeapi.objects import Pod
 
@@ -247,6 +247,8 @@ class MoveApplier:
             try:
                 await evict_pod(self.api, move.namespace, move.pod, uid, dry_run=self.options.dry_run)
             except (NotFound, Conflict) as error:
+                if not is_gone(error):
+                    raise
                 raise StoppedError(f"pod {name} is not the one that was to go: {error.message}") from error
             except TooManyRequests as error:
                 if self.options.dry_run or self.clock() + BUDGET_PAUSE_S >= ends_s:

@@ -16,7 +16,7 @@ import structlog
 from allocator.errors import RequestError
 from kubeapi.backoff import KeyedBackoff
 from kubeapi.bounded import BoundedDict
-from kubeapi.errors import UNREADABLE, KubeApiError, NotFound, TooManyRequests
+from kubeapi.errors import UNREADABLE, KubeApiError, TooManyRequests, is_gone
 from kubeapi.eviction import EvictionApi, evict_pod
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.paths import make_pod_path
@@ -457,10 +457,8 @@ class Preemptor:
             return
         try:
             await evict_pod(self._api, victim.namespace, victim.name, victim.uid)
-        except NotFound:
-            return
         except KubeApiError as error:
-            if getattr(error, "cause", None) == "uid":
+            if is_gone(error):
                 return
             asked_s = error.retry_after_s if isinstance(error, TooManyRequests) else None
             self._spared_until[victim.uid] = self._clock() + max(SPARED_VICTIM_S, asked_s or 0.0)

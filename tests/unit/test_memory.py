@@ -356,10 +356,13 @@ async def test_an_eviction_that_is_refused_is_tried_again_but_never_another_pod(
     assert [said.count(word) for word in ("warning", "pod not evicted")] == [3, 2], (
         "each refusal is a warning"
     )
+    watch.refusal = Conflict("the pod has been modified", cause="stale")
+    await watch.look(row(2000), after_s=1000.0)
+    assert watch.over_use.errors == 3
     watch.refusal = Conflict("another pod", cause="uid")
     await watch.look(row(2000), after_s=1000.0)
     await watch.look(row(2000), after_s=1000.0)
-    assert (len(watch.evicted), watch.over_use.evictions) == (3, 0)
+    assert (len(watch.evicted), watch.over_use.evictions) == (4, 0)
 
 
 @pytest.mark.parametrize("known", [True, False])

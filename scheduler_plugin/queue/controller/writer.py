@@ -20,6 +20,7 @@ from kubeapi.errors import (
     KubeApiError,
     NotFound,
     TooManyRequests,
+    is_gone,
 )
 from kubeapi.eviction import evict_pod
 from kubeapi.objects import Pod, decode_pod
@@ -145,9 +146,9 @@ class PodWriter:
             return WriteResult(WriteOutcome.REFUSED)
         try:
             await evict_pod(self._api, pod.namespace, pod.name, pod.uid, timeout_s=self._timeout_s)
-        except NotFound:
-            return WriteResult(WriteOutcome.GONE)
-        except (TooManyRequests, Conflict, Forbidden, Invalid) as error:
+        except (NotFound, TooManyRequests, Conflict, Forbidden, Invalid) as error:
+            if is_gone(error):
+                return WriteResult(WriteOutcome.GONE)
             return WriteResult(WriteOutcome.REFUSED, error.message)
         except KubeApiError as error:
             return WriteResult(WriteOutcome.UNKNOWN, error.message)
