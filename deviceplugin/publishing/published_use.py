@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from allocator.records import Assignment, MemoryRecord
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.monitoring.container_use import NOT_YET, ContainerUse
@@ -29,10 +31,15 @@ Place = tuple[str, str]
 
 @dataclass(slots=True)
 class _PublishedPod:
-    """What was written of a pod, and what it uses; `compute` is the average percent of the last minute."""
+    """What was written of a pod, and what it uses; `compute` is the average percent of the last minute.
+
+    Attributes:
+        first_used_at_s: When its use was first looked at.
+    """
 
     published: dict[Place, MemoryRecord] = field(default_factory=dict)
     at_s: float = float("-inf")
+    first_used_at_s: float = float("inf")
     current: dict[Place, MemoryRecord] = field(default_factory=dict)
     compute: dict[Place, float] = field(default_factory=dict)
     is_due: bool = False
@@ -63,13 +70,14 @@ class PublishedUse:
             pod = self._pods.get(row.uid)
             if pod is None:
                 pod = self._pods[row.uid] = before.get(row.uid, _PublishedPod())
+                pod.first_used_at_s = min(pod.first_used_at_s, now_s)
                 pod.current, pod.is_due = {}, False
             place = row.container, row.uuid
             compute, held = (row.used_compute, row.compute_enforcement.value) if row.compute else (None, "")
             average = _average(pod.compute, place, compute, weight)
-            told = pod.published.get(place, MemoryRecord(row.enforcement.value))
-            # A container that uses nothing yet gets its limit as it starts.
-            starts = row.problem == NOT_YET and row.used_mib == 0
+            told = pod.published.get(place, MemoryRecord(""))
+            # A container that uses nothing yet gets its limit as it starts, and it is read back soon after.
+            starts = row.problem == NOT_YET and (row.used_mib == 0 or now_s - pod.first_used_at_s < EVERY_S)
             memory_held = told.held if starts else row.enforcement.value
             use = pod.current[place] = MemoryRecord(memory_held, row.used_mib, average, held)
             pod.is_due |= now_s - pod.at_s >= EVERY_S and _differs(told, use, row.promised_mib)
@@ -91,9 +99,11 @@ class PublishedUse:
             pod.published, pod.at_s, pod.is_due = dict(pod.current), self._clock(), False
         for name, shares in assignment.items():
             for uuid, units in shares:
-                if (name, uuid) not in pod.published:
+                record = pod.published.get((name, uuid), MemoryRecord(""))
+                if not record.held:
                     held = self._holding(uid, name, uuid, units, len(shares))
-                    pod.published[name, uuid] = MemoryRecord(held.value)
+                    record = msgspec.structs.replace(record, held=held.value)
+                pod.published[name, uuid] = record
         return {
             name: {uuid: pod.published[name, uuid] for uuid, _ in shares}
             for name, shares in assignment.items()

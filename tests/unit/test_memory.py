@@ -443,6 +443,14 @@ def test_a_limit_that_is_not_in_force_is_told() -> None:
     assert looks(None, accounted, NOT_YET) == "accounted"
 
 
+def test_a_container_that_starts_is_told_to_be_limited_also_if_it_was_measured_first() -> None:
+    told = PublishedUse(lambda *_: Enforcement.DRIVER, lambda: 100.0)
+    for used_mib in (0, 300):
+        told.apply_use([replace(row(used_mib), enforcement=Enforcement.ACCOUNTED, problem=NOT_YET)])
+        (record,) = told.list_records(UID, {"main": (("c0", 1),)}, dict)["main"].values()
+        assert record.held == "driver"
+
+
 def test_the_compute_of_containers_that_ask_for_some_is_told() -> None:
     now_s = [0.0]
     told = PublishedUse(lambda *_: Enforcement.ACCOUNTED, lambda: now_s[0])
