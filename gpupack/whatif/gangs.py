@@ -83,7 +83,7 @@ def list_gang(cluster: Cluster, pod: Pod) -> list[Pod]:
     if key is None:
         return [pod]
     pods = (pod for pod in cluster.pods_by_gang[key] if not pod.has_ended)
-    return [pod for pod in pods if pod.spec.node_name or pod.metadata.deletion_timestamp is None]
+    return [pod for pod in pods if pod.spec.node_name or not pod.metadata.is_terminating]
 
 
 def find_gang_key(cluster: Cluster, pod: Pod) -> tuple[str, str] | None:

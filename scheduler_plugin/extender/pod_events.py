@@ -68,9 +68,8 @@ class PodReporter:
         if group is None or now - self._groups_in_part.get(key, -math.inf) < REPEAT_AFTER_S:
             return
         self._groups_in_part[key] = now
-        pods = [
-            pod for pod in groups.get_members(key).values() if pod.is_waiting or (pod.node and not pod.ended)
-        ]
+        placed, unplaced = self._state.group_holds.split_members(key)
+        pods = [pod for uid, pod in groups.get_members(key).items() if uid in placed | unplaced]
         waiting = sorted(pod.name for pod in pods if not pod.node)
         text = (
             f"Only {len(pods) - len(waiting)} of the {groups.get_min_count(key)} pods of PodGroup {key[1]} "
