@@ -28,8 +28,7 @@ from scheduler_plugin.simulator.arrivals import make_replay
 from scheduler_plugin.simulator.causes import split_free_gpu, sum_fragmented
 from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.options import TRACE, SimulationOptions, Variant
-from scheduler_plugin.simulator.packing import make_typical_workload
-from scheduler_plugin.simulator.packing import run_packing as run_pods
+from scheduler_plugin.simulator.packing import make_typical_workload, run_packing
 from scheduler_plugin.simulator.placer import make_simulated_policy
 from scheduler_plugin.simulator.plot import load_matplotlib, plot_packing, plot_queues, plot_replay
 from scheduler_plugin.simulator.queued_replay import QueuedReplayState, check_trace, remove_borrowing
@@ -153,7 +152,7 @@ def run_one(
     if options.plot is not None:
         measure = partial(_compute_fragmented, workload)
     last = str(round(100 * options.inflation))
-    outcome = run_pods(
+    outcome = run_packing(
         cluster, ranked, options.card_policy, drawn, time.perf_counter, last=last, measure=measure
     )
     return _label_run(options, variant, seed) | make_run_result(
@@ -171,18 +170,19 @@ def replay_one(
     """Run one policy with one seed, on pods that come and end."""
     what = make_replay(nodes, pods, options.load, options.max_pods, seed)
     cluster = SimulatedCluster(what.nodes, options.card_units, options.other_resources)
-    ranked = _make_node_policy(options, variant, make_typical_workload(cluster, pods))
+    workload = make_typical_workload(cluster, pods)
     began = time.perf_counter()
     if options.queues is None:
+        ranked = _make_node_policy(options, variant, workload)
         story = run_replay(cluster, ranked, options.card_policy, what.arrivals)
         wall_s = time.perf_counter() - began
         return _label_run(options, variant, seed) | make_replay_result(story, what, cluster, wall_s)
     config = options.make_config(variant.policy)
     used = config if variant.borrowing else remove_borrowing(config)
-    workload = make_typical_workload(cluster, pods) if variant.workload == TRACE else None
+    known = workload if variant.workload == TRACE else None
 
     def make(name: str, parameters: Mapping[str, str] | None) -> NodePolicy:
-        return make_simulated_policy(name, parameters or {}, workload)
+        return make_simulated_policy(name, parameters or {}, known)
 
     replaying = QueuedReplayState(what, used, options.card_policy, options.card_units, make)
     story = run_arrivals(replaying, replaying.kinds)

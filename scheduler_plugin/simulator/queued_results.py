@@ -10,7 +10,12 @@ from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.simulator.arrivals import Replay
 from scheduler_plugin.simulator.queued_replay import QueuedReplayState
 from scheduler_plugin.simulator.replay_report import format_duration
-from scheduler_plugin.simulator.replay_results import POINTS, average_steps, compute_wait_figures
+from scheduler_plugin.simulator.replay_results import (
+    POINTS,
+    average_by_key,
+    average_steps,
+    compute_wait_figures,
+)
 from scheduler_plugin.simulator.results import Run, average_known, group_by_label
 
 if TYPE_CHECKING:
@@ -117,12 +122,11 @@ def _format_wait(queue: Mapping[str, Any], key: str) -> str:
 
 
 def _average_queue(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    waits = [run["wait_s"] for run in runs]
     return {
         "weight": runs[0]["weight"],
         "pods": round(fmean(run["pods"] for run in runs), 1),
         "never_started": round(fmean(run["never_started"] for run in runs), 1),
-        "wait_s": {name: round(fmean(wait[name] for wait in waits), 1) for name in waits[0]},
+        "wait_s": average_by_key([run["wait_s"] for run in runs]),
     }
 
 

@@ -122,8 +122,8 @@ def average_replays(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
             "runs": len(runs_of_label),
             **{name: round(fmean(run[name] for run in runs_of_label), 4) for name in FIGURES},
             "spread": round(pstdev(run["allocated_percent"] for run in runs_of_label), 4),
-            "wait_s": _average_by_key([run["wait_s"] for run in runs_of_label]),
-            "wait_mean_s": _average_by_key([run["wait_mean_s"] for run in runs_of_label]),
+            "wait_s": average_by_key([run["wait_s"] for run in runs_of_label]),
+            "wait_mean_s": average_by_key([run["wait_mean_s"] for run in runs_of_label]),
         }
     return result
 
@@ -144,7 +144,7 @@ def compute_wait_figures(waits: list[float]) -> dict[str, float]:
     return {name: round(value, 1) for name, value in found.items()}
 
 
-def _average_by_key(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def average_by_key(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Average by key over the tables that have it."""
     keys = dict.fromkeys(key for table in tables for key in table)
     return {key: round(fmean(table[key] for table in tables if key in table), 1) for key in keys}
