@@ -33,7 +33,7 @@ from kubeapi.errors import Conflict, Forbidden, NotFound
 from kubeapi.eviction import make_immediate_deletion
 from kubeapi.objects import Pod, WritableNode
 from kubeapi.paths import NODES_PATH, PODS_PATH, make_node_path, make_pod_path
-from scheduler_plugin.cache.pods import is_placeholder
+from scheduler_plugin.cache.pods import is_own_placeholder, is_placeholder
 
 _NAMED: Final = 10
 PREFIX: Final = f"{DOMAIN}/"
@@ -154,9 +154,7 @@ def explain_kept_node(pods: Collection[InstalledPod], *, force: bool) -> str:
 def describe_holders(pods: Collection[InstalledPod], where: str = "") -> str:
     """Name the pods that have a node and hold GPU memory; empty if there are none."""
     holding = sorted(
-        pod.full_name
-        for pod in pods
-        if pod.asks_for_memory and pod.spec.node_name and not (pod.has_ended or is_placeholder(pod))
+        pod.full_name for pod in pods if pod.asks_for_memory and pod.spec.node_name and not pod.has_ended
     )
     if not holding:
         return ""
@@ -269,7 +267,7 @@ class Uninstaller:
         Raises:
             KubeApiError: the API server refused.
         """
-        placeholders = [pod for pod in pods if is_placeholder(pod)]
+        placeholders = [pod for pod in pods if is_own_placeholder(pod)]
         for pod in [] if self._dry_run else placeholders:
             path = make_pod_path(pod.metadata.namespace, pod.metadata.name)
             with suppress(NotFound, Conflict):

@@ -11,7 +11,7 @@ from gpupack.autoscale.packing import NewNode
 from kubeapi.objects import Pod
 from kubeapi.selectors import REQUIRED, NodeTerm
 from scheduler_plugin.cache.amounts import Amounts
-from scheduler_plugin.cache.pods import is_placeholder
+from scheduler_plugin.cache.pods import is_own_placeholder
 
 IMAGE: Final = "gpupack.io/placeholder:never-pulled"
 MESSAGE: Final = "stands for pods that no card of the cluster can take: a cluster autoscaler is to add a node"
@@ -186,9 +186,8 @@ def find_changes(wanted: Iterable[Placeholder], pods: Iterable[Pod], namespace: 
     for each in sorted(wanted, key=lambda placeholder: placeholder.named):
         number = counts[each.fingerprint] = counts.get(each.fingerprint, 0) + 1
         named[each.name(number)] = each
-    there = {
-        pod.metadata.name: pod for pod in pods if pod.metadata.namespace == namespace and is_placeholder(pod)
-    }
+    own = (pod for pod in pods if pod.metadata.namespace == namespace and is_own_placeholder(pod))
+    there = {pod.metadata.name: pod for pod in own}
     living = {name: pod for name, pod in there.items() if not pod.metadata.is_terminating}
     return Changes(
         delete=tuple(pod for name, pod in sorted(living.items()) if name not in named),

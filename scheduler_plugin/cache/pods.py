@@ -282,9 +282,17 @@ def is_requeued(pod: Pod) -> bool:
 
 
 def is_placeholder(pod: Pod) -> bool:
-    """Return True if a pod of ours asks a cluster autoscaler for a node, and never runs."""
-    named = pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER
-    return named and pod.metadata.get_label(PLACEHOLDER_LABEL) is not None
+    """Return True if a pod asks a cluster autoscaler for a node, and never runs: no scheduler takes it.
+
+    Its label does not count. Whoever may patch pods can remove that, and the queue would then count the pod,
+    which has no gate, as admitted.
+    """
+    return pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER and not pod.spec.node_name
+
+
+def is_own_placeholder(pod: Pod) -> bool:
+    """Return True if gpupack made a placeholder, and so may delete it."""
+    return is_placeholder(pod) and pod.metadata.get_label(PLACEHOLDER_LABEL) is not None
 
 
 def sum_host_amounts(pod: Pod) -> Amounts:

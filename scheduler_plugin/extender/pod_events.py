@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from allocator.names import BATCH_SCHEDULER, PLACEHOLDER_SCHEDULER
+from allocator.names import BATCH_SCHEDULER
 from allocator.quantity import format_memory
 from allocator.texts import list_some
 from kubeapi.bounded import BoundedDict
@@ -13,7 +13,7 @@ from kubeapi.events import EventRecorder, EventType, ObjectRef, make_pod_group_r
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.pod_groups import GroupKey
-from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.cache.pods import PodRecord, is_placeholder
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.protocol import BindArgs
@@ -93,7 +93,8 @@ class PodReporter:
             self._leadership.is_leader
             and pod.status.is_unschedulable
             and not self.unschedulable_pods.has_refused(pod.metadata.uid)
-            and pod.spec.scheduler_name not in {BATCH_SCHEDULER, PLACEHOLDER_SCHEDULER}
+            and pod.spec.scheduler_name != BATCH_SCHEDULER
+            and not is_placeholder(pod)
         ):
             refusal = extender.explain_unasked(pod, self._clock())
             message = "" if pod.status.scheduled is None else pod.status.scheduled.message

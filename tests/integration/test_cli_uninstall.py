@@ -279,6 +279,7 @@ async def test_what_gpupack_autoscale_left_goes_and_what_people_set_for_autoscal
     spec = {"schedulerName": "gpupack-placeholder"}
     add_pod(api, "asks", spec=spec, metadata={"labels": {"gpupack.io/placeholder": "true"}})
     add_pod(api, "labelled", metadata={"labels": {"gpupack.io/placeholder": "true"}})
+    add_pod(api, "named", spec=spec)
     before = api.objects("pods"), api.node("n1")
 
     said = [
@@ -297,7 +298,7 @@ async def test_what_gpupack_autoscale_left_goes_and_what_people_set_for_autoscal
     assert node["metadata"]["annotations"] == {disabled: "true"}
     assert node["metadata"]["labels"] == {"team": "a"}
     assert [taint["key"] for taint in node["spec"]["taints"]] == ["team"]
-    assert [pod["metadata"]["name"] for pod in api.objects("pods")] == ["labelled"]
+    assert [pod["metadata"]["name"] for pod in api.objects("pods")] == ["labelled", "named"]
     assert (await uninstall())[1] == ["Nothing of gpupack is on any node."]
 
 
@@ -328,6 +329,15 @@ async def test_without_the_queue_pods_wait_no_more_and_those_of_batch_mode_are_n
     assert api.pod("team", "requeued")["metadata"]["annotations"] == {"team": "a"}
     api.delete_pod("team", "batch")
     assert await uninstall("--component=queue") == (0, ["Nothing is left of queue."], [])
+
+
+async def test_a_placeholder_that_somebody_bound_holds_cards_like_any_pod(api, uninstall):
+    add_node(api, "n1")
+    spec = {"schedulerName": "gpupack-placeholder"}
+    add_pod(api, "bound", "n1", {GIB: 8}, spec=spec, metadata={"labels": {"gpupack.io/placeholder": "true"}})
+    status, out, _ = await uninstall()
+    assert (status, len(out)) == (1, 1)
+    assert "1 pod there holds GPU memory: team/bound" in out[0]
 
 
 async def test_without_autoscale_nodes_keep_what_is_not_its_own(api, uninstall):

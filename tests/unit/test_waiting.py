@@ -2,7 +2,7 @@
 
 import pytest
 
-from allocator.names import COMPUTE_RESOURCE, PLACEHOLDER_LABEL
+from allocator.names import COMPUTE_RESOURCE, PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER
 from scheduler_plugin.cache.reservations import Reservation
 from scheduler_plugin.extender.unschedulable_pods import REPEAT_AFTER_S, UnschedulablePod, UnschedulablePods
 from scheduler_plugin.scheduling.reasons import FilterReason
@@ -211,9 +211,14 @@ def test_a_pod_that_no_scheduler_takes_any_more_does_not_wait(world: World, more
     assert dict(waiting.count_by_reason()) == {"not_refused": 0}
 
 
-def test_a_pod_with_the_label_of_placeholders_and_another_scheduler_waits(world: World) -> None:
-    world.state.apply_pod(pod("p", 9, labels={PLACEHOLDER_LABEL: "true"}), 0)
-    assert dict(UnschedulablePods(world.state.pods).count_by_reason()) == {"not_refused": 1}
+@pytest.mark.parametrize(("scheduler", "waits"), [("", 1), (PLACEHOLDER_SCHEDULER, 0)])
+@pytest.mark.parametrize("labels", [{}, {PLACEHOLDER_LABEL: "true"}])
+def test_a_placeholder_is_told_by_its_scheduler_whatever_its_labels(
+    world: World, scheduler: str, waits: int, labels: dict[str, str]
+) -> None:
+    """Anyone who may patch pods can set and remove the label; the scheduler's name cannot be changed."""
+    world.state.apply_pod(pod("p", 9, labels=labels, spec={"schedulerName": scheduler}), 0)
+    assert dict(UnschedulablePods(world.state.pods).count_by_reason()) == {"not_refused": waits}
 
 
 def test_a_pod_that_the_queue_has_requeued_waits_for_its_turn_and_not_for_a_card(world: World) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
-from allocator.names import PLACEHOLDER_SCHEDULER
 from kubeapi.objects import Pod
 from kubeapi.selectors import NodeTraits
 from scheduler_plugin.cache.charges import AssumedPod, ChargeRules
@@ -149,9 +148,7 @@ class Queue:
         record = self.state.pods.get(uid) or read_pod(pod, self.state.resource)
         queue_info = read_queue_info(pod, self.coscheduling_groups)
         queue = self._membership.find_pod_queue(queued_pod, record.namespace, queue_info)
-        # No scheduler binds a placeholder, whatever its label says.
-        is_placeholder = pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER and not record.node
-        queue_info = replace(queue_info, queue="" if is_placeholder else queue)
+        queue_info = replace(queue_info, queue="" if record.is_placeholder else queue)
         self.claimed.set_pod(uid, queue_info.label if pod.spec.resource_claims else "")
         has_cards = record.asks_for_cards
         concerns = queue_info.gated or (queue_info.queue and has_cards)
