@@ -27,6 +27,7 @@ from kubeapi.client import KubeClient
 from kubeapi.errors import NotFound
 from kubeapi.objects import KubeObject, WritableNode
 from kubeapi.paths import STRATEGIC_PATCH, make_pod_path, quote_segment
+from scheduler_plugin.cache.pods import is_held_by_queue
 
 ENDING_S: Final = 120.0
 """How long pods of workloads may take to end; their grace period is 30 seconds."""
@@ -140,7 +141,7 @@ class ComponentRemover:
         pods = [pod for pod in await self._uninstaller.list_pods() if not pod.has_ended]
         if "queue" in components:
             for pod in pods:
-                if pod.waits_in_queue or POD_REQUEUED in (pod.metadata.annotations or {}):
+                if is_held_by_queue(pod):
                     yield await self._release(pod)
         if "autoscale" in components:
             for outcome in await self._uninstaller.remove_placeholders(pods):

@@ -21,6 +21,7 @@ from allocator.names import (
     GPU_PREFIX,
     NODE_KEPT,
     NODE_SERVES,
+    POD_REQUEUED,
     QUEUE_GATE,
     STARTUP_TAINT,
 )
@@ -33,7 +34,7 @@ from kubeapi.errors import Conflict, Forbidden, NotFound
 from kubeapi.eviction import make_immediate_deletion
 from kubeapi.objects import Pod, WritableNode
 from kubeapi.paths import NODES_PATH, PODS_PATH, make_node_path, make_pod_path
-from scheduler_plugin.cache.pods import is_own_placeholder, is_placeholder
+from scheduler_plugin.cache.pods import is_held_by_queue, is_own_placeholder, is_placeholder
 
 _NAMED: Final = 10
 PREFIX: Final = f"{DOMAIN}/"
@@ -61,10 +62,6 @@ class InstalledPod(Pod):
         containers = self.spec.all_containers
         limits = [each.resources.limits or {} for each in containers if each.resources is not None]
         return any(key.startswith(GPU_PREFIX) for each in limits for key in each)
-
-    @property
-    def waits_in_queue(self) -> bool:
-        return QUEUE_GATE in self.gates
 
     @property
     def is_daemon(self) -> bool:
@@ -164,11 +161,11 @@ def describe_holders(pods: Collection[InstalledPod], where: str = "") -> str:
 def list_warnings(pods: Collection[InstalledPod]) -> list[str]:
     """Say which pods still need gpupack, whatever becomes of the Nodes."""
     living = [pod for pod in pods if not (pod.has_ended or is_placeholder(pod))]
-    gated = sorted(pod.full_name for pod in living if pod.waits_in_queue)
+    gated = sorted(pod.full_name for pod in living if is_held_by_queue(pod))
     waiting = sorted(
         pod.full_name
         for pod in living
-        if pod.asks_for_memory and not pod.spec.node_name and not pod.waits_in_queue
+        if pod.asks_for_memory and not pod.spec.node_name and not is_held_by_queue(pod)
     )
     holding = describe_holders(living)
     warnings = [holding] if holding else []
@@ -179,8 +176,9 @@ def list_warnings(pods: Collection[InstalledPod]) -> list[str]:
         )
     if gated:
         warnings.append(
-            f"{_pods_that(gated, 'wait')} behind the gate {QUEUE_GATE}, which only gpupack queue and"
-            f" gpupack uninstall --component queue take away: {list_some(gated, _NAMED)}"
+            f"{_pods_that(gated, 'wait')} behind the gate {QUEUE_GATE} or the annotation {POD_REQUEUED},"
+            " which only gpupack queue and gpupack uninstall --component queue take away: "
+            f"{list_some(gated, _NAMED)}"
         )
     return warnings
 

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from allocator.claims import ClaimObject
-from allocator.names import (
-    BATCH_SCHEDULER,
-    POD_REQUEUED,
-    QUEUE_GATE,
-)
+from allocator.names import BATCH_SCHEDULER, POD_REQUEUED
 from gpupack.errors import InputError
 from gpupack.inventory.kubectl_json import ALL_ALLOWED, read_items
 from kubeapi.objects import (
@@ -19,7 +15,7 @@ from kubeapi.objects import (
     Pod,
     PodDisruptionBudget,
 )
-from scheduler_plugin.cache.pods import is_requeued
+from scheduler_plugin.cache.pods import is_held_by_queue, is_requeued
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +57,8 @@ def is_of_batch_mode(pod: Pod) -> bool:
 
 
 def waits_in_queue(pod: Pod) -> bool:
-    """Tell whether it is the queue that a pod without a node waits for."""
-    gates = list_gates(pod)
-    return QUEUE_GATE in gates or POD_REQUEUED in gates or is_of_batch_mode(pod)
+    """Tell whether it is the queue that a pod without a node waits for, also if batch mode binds it."""
+    return is_held_by_queue(pod) or is_of_batch_mode(pod)
 
 
 class Revision(NamedTuple):

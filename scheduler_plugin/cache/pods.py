@@ -19,6 +19,7 @@ from allocator.names import (
     POD_NODE_POLICY,
     POD_PLANNED,
     POD_REQUEUED,
+    QUEUE_GATE,
 )
 from allocator.packing import MAX_CARDS
 from allocator.quantity import recall_bytes, recall_milli
@@ -279,6 +280,11 @@ def is_requeued(pod: Pod) -> bool:
     A scheduling gate cannot be added to a pod again. The annotation is the gate that can.
     """
     return not pod.spec.node_name and POD_REQUEUED in (pod.metadata.annotations or ())
+
+
+def is_held_by_queue(pod: Pod) -> bool:
+    """Return True if no scheduler may take a pod before the queue lets it go: by its gate, or requeued."""
+    return QUEUE_GATE in pod.gates or is_requeued(pod)
 
 
 def is_placeholder(pod: Pod) -> bool:

@@ -102,6 +102,7 @@ async def test_pods_keep_their_node_back_and_are_named(api, uninstall):
     add_pod(api, "other", "n1", {"nvidia.com/gpu": 1})
     add_pod(api, "waits", limits={GIB: 8})
     add_pod(api, "gated", limits={GIB: 8}, spec={"schedulingGates": [{"name": "gpupack.io/queue"}]})
+    add_pod(api, "requeued", limits={GIB: 8}, metadata={"annotations": {"gpupack.io/requeued": "true"}})
     status, out, err = await uninstall()
     assert (status, out) == (
         1,
@@ -111,8 +112,9 @@ async def test_pods_keep_their_node_back_and_are_named(api, uninstall):
         f"{SAID} 2 pods hold GPU memory: team/holds, team/percent",
         f"{SAID} 1 pod waits for GPU memory and will not start without gpupack: team/waits",
         (
-            f"{SAID} 1 pod waits behind the gate gpupack.io/queue, which only gpupack queue and gpupack "
-            "uninstall --component queue take away: team/gated"
+            f"{SAID} 2 pods wait behind the gate gpupack.io/queue or the annotation gpupack.io/requeued, "
+            "which only gpupack queue and gpupack uninstall --component queue take away: "
+            "team/gated, team/requeued"
         ),
     ]
     assert "gpupack.io/holds" in api.node("n2")["metadata"]["annotations"]
@@ -309,7 +311,13 @@ async def test_without_the_queue_pods_wait_no_more_and_those_of_batch_mode_are_n
     add_pod(api, "gated", spec={"schedulingGates": [{"name": GATE}, {"name": "example.com/other"}]})
     add_pod(api, "requeued", metadata={"annotations": {"gpupack.io/requeued": "true", "team": "a"}})
     add_pod(api, "batch", spec={"schedulerName": "gpupack-batch"})
-    add_pod(api, "bound", "n1", spec={"schedulerName": "gpupack-batch"})
+    add_pod(
+        api,
+        "bound",
+        "n1",
+        spec={"schedulerName": "gpupack-batch"},
+        metadata={"annotations": {"gpupack.io/requeued": "true"}},
+    )
     add_pod(api, "other", spec={"schedulingGates": [{"name": "example.com/other"}]})
     before = api.objects("pods")
     left = "only gpupack-batch binds it; delete it, and its controller makes another"
