@@ -304,6 +304,24 @@ async def test_a_file_that_is_again_as_it_was_has_no_fault(tmp_path: Path, text:
     assert (taken, file.fault) == ([], "")
 
 
+async def test_the_faults_of_a_text_are_told_again_after_it_could_not_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "queues.yaml"
+    path.write_text("queues: [{name: a}]")
+    file = ConfigFile(str(path))
+    file.load()
+    faults = []
+    for text in ("queues: [{name: b, weight: 0}]", None, "queues: [{name: b, weight: 0}]"):
+        if text is None:
+            path.unlink()
+        else:
+            path.write_text(text)
+        await file.reload(lambda _config: pytest.fail("it has faults"))
+        faults.append(file.fault)
+    assert "weight" in faults[0]
+    assert "cannot be read" in faults[1]
+    assert faults[2] == faults[0]
+
+
 async def test_the_loop_goes_on_while_a_configuration_is_read(tmp_path: Path) -> None:
     """It renews the Lease: a leader that is silent while it reads stops being one."""
     path, taken, loop_went_on = tmp_path / "queues.yaml", list[QueueConfig](), threading.Event()

@@ -66,7 +66,6 @@ class ConfigFile:
             return
         if config is None:
             if self._text == self.text:
-                # It could not be read for a moment, and is as it was.
                 self.fault = ""
             return
         self.fault, self.text = "", self._text or ""
@@ -74,11 +73,11 @@ class ConfigFile:
         changed(config)
 
     def _read_change(self) -> QueueConfig | None:
-        text = self._read_file()
-        if text == self._text:
-            return None
-        self._text = text
-        return self._parse_config(text)
+        """Return what the file says; None if that is known already, or in force."""
+        # Of a text that could not be read for a moment the faults have to be found again.
+        before, self._text = self._text, None
+        self._text = text = self._read_file()
+        return None if text in {before, self.text} else self._parse_config(text)
 
     def _parse_config(self, text: str) -> QueueConfig:
         return parse_config(str(self._path), text, self._check_policies)
