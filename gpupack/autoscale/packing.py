@@ -1,7 +1,7 @@
 """Counts the new nodes that pods need: the largest pod first, each on the fullest card that takes it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from gpupack.autoscale.shapes import Shape, Shapes, describe_card_set
@@ -45,7 +45,7 @@ class NewNode:
     def take(self, pod: WaitingPod, kind: EquivalentPods) -> bool:
         """Put a pod on the node if everything that it asks for is left; return True if it was put there."""
         requirements = kind.requirements
-        if any(_must_be_apart(pod, kind, other, its) for other, its in self.pods):
+        if any(must_be_apart(requirements, other.requirements) for _, other in self.pods):
             return False
         terms = join_terms(self.terms, requirements.rules.terms)
         if terms is not None and len(terms) > MOST_TERMS and self.pods:
@@ -73,13 +73,6 @@ def join_terms(
             for second in other
         )
     )
-
-
-def _must_be_apart(pod: WaitingPod, kind: EquivalentPods, other: WaitingPod, its: EquivalentPods) -> bool:
-    one, two = kind.requirements, its.requirements
-    if not (one.ports and two.ports) and not (kind.has_terms or its.has_terms):
-        return False
-    return must_be_apart(replace(one, pod=pod.pod), replace(two, pod=other.pod))
 
 
 class Packer:

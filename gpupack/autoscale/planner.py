@@ -178,7 +178,7 @@ class Planner:
         card_sets = read_card_sets(cluster)
         addable = leave_out_claims(cluster, card_sets)
         shapes = Shapes([*self.declared, *learn_shapes(cluster, keys, addable)], cluster.unit_mib)
-        view = SumView(cluster, self._verdicts)
+        view = SumView(cluster, self._verdicts, kinds)
         sums = pack_by_sums(view.copy(), kinds, partial(self._find_most_compute, shapes))
         short = [pair for pair in sums.short if self._is_expected(pair[0], now_s)]
         # 3. Pack all that are refused on new nodes, by cards.
@@ -395,7 +395,7 @@ class _PlaceholderMaker:
         """Count the nodes with these cards that the autoscaler adds without us."""
         most = 0
         for shape in self.shapes.by_cards[card_set]:
-            pods = (kind.sums for _, kind in self.short if _allows_shape(shape, kind))
+            pods = (kind for _, kind in self.short if _allows_shape(shape, kind))
             most = max(most, count_nodes_by_sums(pods, self.shapes.amounts(shape.name)))
         return most
 

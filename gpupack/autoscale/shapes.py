@@ -18,6 +18,7 @@ from allocator.names import (
 from allocator.packing import MAX_CARDS
 from allocator.quantity import format_memory, parse_bytes, parse_integer, parse_milli
 from allocator.request import WHOLE
+from gpupack.autoscale.waiting_pods import with_compute
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
 from kubeapi.bounded_yaml import load_yaml
@@ -122,8 +123,7 @@ class Shapes:
     def amounts(self, name: str) -> Amounts:
         """Find what an empty node has besides cards."""
         shape, capacity = self.by_name[name], self.cluster.state.node_records[name].capacity
-        compute = ((COMPUTE_RESOURCE, shape.compute),) if shape.compute else ()
-        return capacity._replace(units=shape.offered, others=(*capacity.others, *compute))
+        return with_compute(capacity._replace(units=shape.offered), shape.compute)
 
 
 def read_card_sets(cluster: Cluster) -> dict[str, CardSet]:

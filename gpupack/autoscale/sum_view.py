@@ -14,12 +14,13 @@ import numpy as np
 
 from allocator.names import COMPUTE_RESOURCE
 from gpupack.autoscale.shapes import read_offered_compute
-from gpupack.autoscale.waiting_pods import EquivalentPods, WaitingPod
+from gpupack.autoscale.waiting_pods import EquivalentPods, WaitingPod, with_compute
 from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.kube_checks import must_be_apart
 from kubeapi.bounded import BoundedDict
 from kubeapi.selectors import NodeRules
-from scheduler_plugin.cache.amounts import FIXED, NOT_COUNTED, PERCENT, UNITS, Amounts
-from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
+from scheduler_plugin.cache.amounts import NOT_COUNTED, PERCENT, UNITS, Amounts
+from scheduler_plugin.cache.arrays import BoolArray, RowArray
 from scheduler_plugin.scheduling.node_fit import can_run_on, have_conflict
 
 if TYPE_CHECKING:
@@ -55,28 +56,35 @@ class NodeVerdicts:
 class SumView:
     """What the sums of the nodes leave, as pods are put on them; the cluster must not change any more.
 
+    Args:
+        kinds: Pods whose further resources count.
+
     Attributes:
         rows: intp[nodes], the rows of all nodes.
     """
 
-    def __init__(self, cluster: Cluster, verdicts: NodeVerdicts) -> None:
+    def __init__(
+        self, cluster: Cluster, verdicts: NodeVerdicts, kinds: Iterable[EquivalentPods] = ()
+    ) -> None:
         self._cluster = cluster
         self._verdicts = verdicts
         self.rows = cluster.rows
         self._nodes = cluster.state.nodes
         self._amounts = self._nodes.amounts.copy()
+        # kube-scheduler leaves compute to the extender, so that the cluster's own arrays have no such column.
+        others = {name for kind in kinds for name, _ in kind.sums.others} | {COMPUTE_RESOURCE}
+        self._amounts.set_other_resources(sorted(others))
+        records, rows = cluster.state.node_records, self._nodes.rows
+        for name, node in cluster.nodes.items():
+            record = records[name]
+            pods = (pod.charged for pod in record.pods.values())
+            used = sum(request.effective_compute for request in pods if request is not None)
+            offered = with_compute(record.capacity, read_offered_compute(node))
+            self._amounts.set_capacity(rows[name], offered)
+            self._amounts.set_requested(rows[name], with_compute(record.in_use, used))
         # A node that serves claims offers no sum to pods that ask for one.
         sums = self._amounts.capacity[[UNITS, PERCENT]]
         self._amounts.capacity[[UNITS, PERCENT]] = np.where(sums == NOT_COUNTED, 0, sums)
-        # kube-scheduler leaves compute to the extender, so that the cluster's own arrays have no such column.
-        self._amounts.set_other_resources([COMPUTE_RESOURCE])
-        rows = self._nodes.rows
-        for name, node in cluster.nodes.items():
-            self._amounts.capacity[FIXED, rows[name]] = read_offered_compute(node)
-        for pod in cluster.state.pods.values():
-            if pod.charged is not None and not pod.ended and pod.node in rows:
-                self._amounts.requested[FIXED, rows[pod.node]] += pod.charged.effective_compute
-        self._others: dict[str, LongArray] = {}
         self._masks: dict[NodeRules, BoolArray] = {}
 
     def copy(self) -> "SumView":
@@ -86,18 +94,17 @@ class SumView:
         other._amounts = self._amounts.copy()  # noqa: SLF001
         return other
 
-    def _allowed(self, rules: NodeRules) -> BoolArray:
+    def find_allowed(self, rules: NodeRules) -> RowArray:
+        """Find the rows of the nodes that are selected and without a taint that keeps pods off."""
         mask = self._masks.get(rules)
         if mask is None:
             mask = self._masks[rules] = self._verdicts.allowed(self._cluster, rules)
-        return mask
+        return self.rows[mask]
 
     def find_candidates(self, kind: EquivalentPods) -> RowArray:
         """Find the rows of the nodes that pods of a kind may run on, whatever their sums have left."""
         requirements = kind.requirements
-        rows = self.rows[self._allowed(requirements.rules)]
-        for resource, amount in requirements.amounts.others:
-            rows = rows[self._left_of(resource)[rows] >= amount]
+        rows = self.find_allowed(requirements.rules)
         checks, names = self._cluster.kube_checks, self._nodes.names
         if requirements.ports:
             ports = ((row, checks.list_ports(names[row])) for row in rows.tolist())
@@ -118,14 +125,6 @@ class SumView:
 
     def list_names(self, rows: RowArray) -> list[str]:
         return [self._nodes.names[row] for row in rows.tolist()]
-
-    def _left_of(self, resource: str) -> LongArray:
-        found = self._others.get(resource)
-        if found is None:
-            checks = self._cluster.kube_checks
-            found = self._others[resource] = np.zeros(self._nodes.row_count, dtype=np.int64)
-            found[self.rows] = [checks.get_left(name).get(resource) for name in self.list_names(self.rows)]
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +150,10 @@ def pack_by_sums(
         most_compute: Percent that a new node for such pods has, as far as an autoscaler knows.
     """
     candidates = {id(kind): view.find_candidates(kind) for kind in kinds}
+    apart = {
+        id(kind): [other for other in kinds if must_be_apart(kind.requirements, other.requirements)]
+        for kind in kinds
+    }
     asking = [kind for kind in kinds if kind.request.asks_compute]
     unknown = {id(kind) for kind in asking if kind.request.effective_compute > most_compute(kind)}
     pods = sorted(((pod, kind) for kind in kinds for pod in kind.pods), key=lambda pair: pair[0].order)
@@ -160,7 +163,10 @@ def pack_by_sums(
         # What is left becomes less only: a node that was too full stays so.
         there = candidates[id(kind)] = view.keep_fitting(candidates[id(kind)], kind.sums)
         if len(there):
-            view.add_pod(int(there[0]), kind.sums)
+            row = int(there[0])
+            view.add_pod(row, kind.sums)
+            for other in apart[id(kind)]:
+                candidates[id(other)] = candidates[id(other)][candidates[id(other)] != row]
             fit_by_sum.add(pod.uid)
         elif id(kind) in unknown:
             fit_by_sum.add(pod.uid)
@@ -169,22 +175,29 @@ def pack_by_sums(
     return SumPacking(frozenset(fit_by_sum), tuple(short))
 
 
-def count_nodes_by_sums(pods: Iterable[Amounts], node: Amounts) -> int:
-    """Count the new nodes that a packing by sums needs; pods that are too large count for none."""
-    left: list[Amounts] = []
-    for asked, count in sorted(Counter(pods).items(), key=lambda kind: -_compute_share(kind[0], node)):
+def count_nodes_by_sums(pods: Iterable[EquivalentPods], node: Amounts) -> int:
+    """Count the new nodes that a packing by sums needs; pods that are too large count for none.
+
+    Args:
+        pods: The kind of each.
+    """
+    nodes: list[tuple[Amounts, list[EquivalentPods]]] = []
+    for kind, count in sorted(Counter(pods).items(), key=lambda pair: -_compute_share(pair[0].sums, node)):
+        asked, requirements = kind.sums, kind.requirements
         if not asked.fits_in(node):
             continue
-        waiting = count
-        for at, there in enumerate(left):
-            placed = min(waiting, asked.count_in(there))
-            left[at] = there.add(asked, -placed)
-            waiting -= placed
+        most = 1 if must_be_apart(requirements, requirements) else count
+        at, waiting = 0, count
         while waiting:
-            placed = min(waiting, asked.count_in(node))
-            left.append(node.add(asked, -placed))
-            waiting -= placed
-    return len(left)
+            if at == len(nodes):
+                nodes.append((node, []))
+            left, there = nodes[at]
+            placed = min(waiting, most, asked.count_in(left))
+            if placed and not any(must_be_apart(requirements, each.requirements) for each in there):
+                nodes[at] = left.add(asked, -placed), [*there, kind]
+                waiting -= placed
+            at += 1
+    return len(nodes)
 
 
 def _compute_share(asked: Amounts, node: Amounts) -> float:

@@ -12,7 +12,6 @@ from gpupack.whatif.kube_checks import HostRequirements
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.scheduling.pod_affinity import read_affinity, read_anti_affinity
 
 
 class Outcome(StrEnum):
@@ -95,15 +94,8 @@ class EquivalentPods:
 
     @cached_property
     def sums(self) -> Amounts:
-        """What an autoscaler adds up of each pod: its compute is one more resource."""
-        compute = self.request.effective_compute
-        more = ((COMPUTE_RESOURCE, compute),) if compute else ()
-        return self.amounts._replace(others=(*self.amounts.others, *more))
-
-    @cached_property
-    def has_terms(self) -> bool:
-        """Whether they want to be near to, or apart from, other pods."""
-        return bool(read_affinity(self.pods[0].pod) or read_anti_affinity(self.pods[0].pod))
+        """What an autoscaler adds up of each pod."""
+        return with_compute(self.amounts, self.request.effective_compute)
 
     @cached_property
     def label_keys(self) -> frozenset[str]:
@@ -113,6 +105,11 @@ class EquivalentPods:
         for term in rules.terms or ():
             keys |= {each.key for each in term.match_expressions or ()}
         return frozenset(keys)
+
+
+def with_compute(amounts: Amounts, percent: int) -> Amounts:
+    """Add compute: to an autoscaler it is one more resource, which kube-scheduler leaves to the extender."""
+    return amounts.add(Amounts(others=((COMPUTE_RESOURCE, percent),)))
 
 
 def list_waiting_pods(cluster: Cluster) -> list[WaitingPod]:

@@ -4,7 +4,7 @@ The rules are those of `scheduler_plugin.scheduling.node_fit`. `list_unchecked_r
 at for a pod.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Final
@@ -68,6 +68,10 @@ class HostRequirements:
         rules = pod.spec.node_rules
         return cls(rules.tolerates, rules, sum_host_amounts(pod), list_host_ports(pod), pod)
 
+    @cached_property
+    def anti_affinity(self) -> Sequence[AffinityTerm]:
+        return () if self.pod is None else read_anti_affinity(self.pod)
+
     def make_key(self, selected: Collection[str] | None) -> Hashable:
         """Make a key that pods have in common which may run on the same nodes beside the same pods.
 
@@ -109,7 +113,7 @@ def must_be_apart(one: HostRequirements, other: HostRequirements) -> bool:
         and term.matches(owner.pod.metadata, guest.pod.metadata)
         for owner, guest in ((one, other), (other, one))
         if owner.pod is not None and guest.pod is not None
-        for term in read_anti_affinity(owner.pod)
+        for term in owner.anti_affinity
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from allocator.names import (
     COMPUTE_RESOURCE,
     NODE_LABEL,
+    PERCENT_RESOURCE,
     PLACEHOLDER_FOR,
     POD_GANG,
     POD_GANG_SIZE,
@@ -16,6 +17,7 @@ from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
 from gpupack.autoscale.sum_view import count_nodes_by_sums
+from gpupack.autoscale.waiting_pods import group_by_kind, list_waiting_pods
 from gpupack.whatif.cluster import Cluster
 from scheduler_plugin.cache.amounts import Amounts
 from tests.autoscale_world import (
@@ -33,6 +35,8 @@ from tests.autoscale_world import (
 )
 from tests.cluster_builders import MEMORY
 from tests.queue_world import pod_group
+
+HCA = "example.com/hca"
 
 
 def node_terms(placeholder):
@@ -435,36 +439,71 @@ def test_of_several_shapes_the_one_is_asked_for_that_pods_fill_best():
     assert [each[0] for each in asked(plan_of(grown([*nodes, large], [*pods, *there, *eight])))] == [160]
 
 
+def stay_apart(item):
+    item["metadata"]["labels"] = {"app": "x"}
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "x"}}}
+    item["spec"]["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+def use_port(item):
+    item["spec"]["containers"][0]["ports"] = [{"hostPort": 80}]
+
+
+def ask_for(amounts):
+    def change(item):
+        for each in item["spec"]["containers"][0]["resources"].values():
+            each.update(amounts)
+
+    return change
+
+
+ask_for_hca = ask_for({HCA: "1"})
+
+
+def ask_for_percent(item):
+    ask_for({PERCENT_RESOURCE: "50"})(item)
+    for amounts in item["spec"]["containers"][0]["resources"].values():
+        del amounts[MEMORY]
+
+
+def leave(_item):
+    pass
+
+
+def offer(amounts):
+    return lambda item: item["status"]["allocatable"].update(amounts)
+
+
 def test_pods_that_want_to_be_apart_get_a_node_each():
     nodes, pods = fragments(2)
-
-    def apart(item):
-        item["metadata"]["labels"] = {"app": "x"}
-        term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "x"}}}
-        item["spec"]["affinity"] = {
-            "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-        }
-
-    world = grown(nodes, [*pods, waits("w1", 30), waits("w2", 30)], w1=apart, w2=apart)
+    world = grown(nodes, [*pods, waits("w1", 30), waits("w2", 30)], w1=stay_apart, w2=stay_apart)
     assert [each[1:] for each in asked(plan_of(world))] == [("default/w1",), ("default/w2",)]
+
+
+@pytest.mark.parametrize(
+    ("change", "units"),
+    [
+        pytest.param(use_port, (41, 41, 41), id="a port of the host"),
+        pytest.param(use_port, (43, 42, 41), id="a port, and different requests"),
+        pytest.param(stay_apart, (41, 41, 41), id="anti-affinity"),
+        pytest.param(stay_apart, (43, 42, 41), id="anti-affinity, and different requests"),
+        pytest.param(ask_for_hca, (41, 41, 41), id="a further resource"),
+    ],
+)
+def test_an_autoscaler_puts_one_pod_on_a_node_where_the_node_takes_no_second_one(change, units):
+    """By its GPU memory a node takes three. One is put on `n1`; for the others two nodes come."""
+    there = [Pod(f"there-{card}", 40, "n1", (card,)) for card in range(4)]
+    three = [waits(f"w{at}", each) for at, each in enumerate(units)]
+    changes = {**dict.fromkeys(("w0", "w1", "w2"), change), "n1": offer({HCA: "1"})}
+    plan = plan_of(grown([Node("n1", (80,) * 4)], [*there, *three], **changes))
+    assert outcomes(plan) == {"w0": "asked", "w1": "sum_short", "w2": "sum_short"}
+    assert len(plan.placeholders) == 1
 
 
 def test_percent_is_asked_for_as_the_units_of_a_node():
     nodes, pods = fragments()
-
-    def percent(item):
-        resources = item["spec"]["containers"][0]["resources"]
-        for amounts in resources.values():
-            amounts.pop(MEMORY)
-            amounts["gpupack.io/gpu-percent"] = "50"
-
-    def offers(item):
-        for amounts in item["status"].values():
-            if isinstance(amounts, dict):
-                amounts["gpupack.io/gpu-percent"] = "400"
-
-    plan = plan_of(grown(nodes, [*pods, waits("waits", 40)], waits=percent, n1=offers))
-    assert asked(plan) == [(160, "default/waits")]
+    changes = {"waits": ask_for_percent, "n1": offer({PERCENT_RESOURCE: "400"})}
+    assert asked(plan_of(grown(nodes, [*pods, waits("waits", 40)], **changes))) == [(160, "default/waits")]
 
 
 SHAPES = """
@@ -538,19 +577,24 @@ def test_an_autoscaler_finds_room_by_sums_where_kube_scheduler_s_rules_do(ready,
 
 
 @pytest.mark.parametrize(
-    ("pods", "expected"),
+    ("units", "change", "expected"),
     [
-        ([], 0),
-        ([Amounts(1, 500)] * 4, 1),
-        ([Amounts(1, 500)] * 5, 2),
-        ([Amounts(1, units=8)] * 3, 2),
-        # The larger ones come first, and the smaller ones fill what they leave.
-        ([Amounts(1, units=4)] * 2 + [Amounts(1, units=12)] * 2, 2),
-        ([Amounts(1, units=17)], 0),
-        ([Amounts(1, 0, others=(("example.com/nic", 1),))] * 3, 3),
-        ([Amounts(1, 0, others=(("example.com/fpga", 1),))], 0),
+        ([], leave, 0),
+        ([1] * 4, leave, 1),
+        pytest.param([1] * 5, leave, 2, id="as many pods as a node takes"),
+        ([8] * 3, leave, 2),
+        pytest.param([4, 4, 12, 12], leave, 2, id="the smaller ones fill what larger ones leave"),
+        pytest.param([17], leave, 0, id="too large"),
+        pytest.param([1] * 3, ask_for_hca, 3, id="a further resource"),
+        pytest.param([1], ask_for({"example.com/fpga": "1"}), 0, id="a further resource that no node has"),
+        pytest.param([1] * 3, use_port, 3, id="one port"),
+        pytest.param([3, 2, 2], use_port, 3, id="one port, and different requests"),
+        pytest.param([3, 2, 2], stay_apart, 3, id="anti-affinity"),
     ],
 )
-def test_new_nodes_by_sums(pods, expected):
-    node = Amounts(4, 2000, units=16, others=(("example.com/nic", 1),))
-    assert count_nodes_by_sums(pods, node) == expected
+def test_new_nodes_by_sums(units, change, expected):
+    pods = [waits(f"w{at}", each) for at, each in enumerate(units)]
+    cluster = grown([Node("n1")], pods, **{pod.name: change for pod in pods}).cluster
+    kinds = [kind for kind in group_by_kind(cluster, list_waiting_pods(cluster)) for _ in kind.pods]
+    node = Amounts(4, 2000, units=16, others=((HCA, 1),))
+    assert count_nodes_by_sums(kinds, node) == expected
