@@ -403,8 +403,9 @@ class _PlaceholderMaker:
         """Make the pod that asks for a node; None if the autoscaler might add a useless node for it."""
         shape = node.shape
         amounts = sum_amounts(kind.amounts for _, kind in node.pods)
-        amounts = amounts._replace(units=max(shape.offered, node.units))
-        labels = self._labels(node, self._useless(node, amounts.units))
+        # It is one pod, which asks for units whatever its pods ask for.
+        amounts = amounts._replace(pods=1, units=max(shape.offered, node.units), percent=0)
+        labels = self._labels(node, self._useless(node, amounts))
         if labels is None:
             return None
         hidden = self._looking_free(node, amounts, labels, view)
@@ -428,13 +429,13 @@ class _PlaceholderMaker:
             self.unlabelled[name] = value
         return value
 
-    def _useless(self, node: NewNode, units: int) -> list[Shape]:
-        """Find the shapes that are large enough by their sum but whose cards do not take a node's pods."""
+    def _useless(self, node: NewNode, amounts: Amounts) -> list[Shape]:
+        """Find the shapes that take a placeholder by their sums but whose cards do not take its pods."""
         return [
             shape
             for shape in self.shapes.by_name.values()
             if shape.card_set != node.shape.card_set
-            and shape.offered >= units
+            and amounts.fits_in(self.shapes.amounts(shape.name))
             and all(_allows_shape(shape, kind) for _, kind in node.pods)
             and not self.packer.takes_all(shape.name, node.pods)
         ]
@@ -457,10 +458,10 @@ class _PlaceholderMaker:
     def _looking_free(
         self, node: NewNode, amounts: Amounts, labels: Mapping[str, Collection[str]], view: SumView
     ) -> list[str]:
-        """Name the nodes that have enough by their sums for a placeholder, and refuse its pods."""
+        """Name the nodes that take a placeholder by their sums, and refuse its pods."""
         there = view.keep_fitting(view.rows, amounts)
-        for kind in {id(kind): kind for _, kind in node.pods}.values() if len(there) else ():
-            there = there[np.isin(there, view.find_candidates(kind))]
+        for rules in {kind.requirements.rules for _, kind in node.pods} if len(there) else ():
+            there = there[np.isin(there, view.find_allowed(rules))]
         for key, values in labels.items():
             there = there[np.isin(there, self._find_labelled(view, key, frozenset(values)))]
         return view.list_names(there)

@@ -500,6 +500,33 @@ def test_an_autoscaler_puts_one_pod_on_a_node_where_the_node_takes_no_second_one
     assert len(plan.placeholders) == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "number", "offered", "excluded"),
+    [
+        pytest.param(use_port, 1, {}, True, id="the port is used there"),
+        pytest.param(stay_apart, 1, {}, True, id="a pod there is to be far"),
+        pytest.param(ask_for_percent, 1, {PERCENT_RESOURCE: "40"}, True, id="percent is short there"),
+        pytest.param(None, 2, {"pods": "5"}, True, id="there is room for one more pod"),
+        pytest.param(ask_for_hca, 2, {HCA: "2"}, True, id="a further resource is there for both"),
+        pytest.param(ask_for_hca, 2, {HCA: "1"}, False, id="a further resource is there for one"),
+    ],
+)
+def test_a_placeholder_avoids_the_nodes_that_have_enough_for_itself(change, number, offered, excluded):
+    """It is one pod that asks for units, without ports and affinity: by sums it may fit where they do not."""
+    there = [Pod(f"on-n1-{card}", 55, "n1", (card,)) for card in (0, 1)]
+    there += [Pod(f"on-n2-{card}", 40, "n2", (card,)) for card in range(4)]
+    pods = [waits(f"w{at}", 50) for at in range(number)]
+    changes = {"n1": offer({HCA: "2", PERCENT_RESOURCE: "400"}), "n2": offer(offered)}
+    changes |= dict.fromkeys([pod.name for pod in pods], change or leave)
+    changes |= {"on-n2-0": change} if change in {use_port, stay_apart} else {}
+    world = grown([Node("n1", (80, 80)), Node("n2", (80,) * 4)], [*there, *pods], **changes)
+    (made,) = plan_of(world).placeholders
+    assert made.stands_for == tuple(f"default/{pod.name}" for pod in pods)
+    terms = node_terms(made) if "affinity" in made.spec else []
+    expression = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n2"]}
+    assert terms == ([{"matchExpressions": [expression]}] if excluded else [])
+
+
 def test_percent_is_asked_for_as_the_units_of_a_node():
     nodes, pods = fragments()
     changes = {"waits": ask_for_percent, "n1": offer({PERCENT_RESOURCE: "400"})}
