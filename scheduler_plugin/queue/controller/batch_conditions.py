@@ -11,7 +11,8 @@ from typing import Final
 
 import structlog
 
-from kubeapi.errors import KubeApiError
+from kubeapi.backoff import Backoff
+from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound
 from kubeapi.events import BUSY_S
 from kubeapi.pod_scheduled import ConditionApi, make_refusal, write_scheduled
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
@@ -19,6 +20,9 @@ from scheduler_plugin.queue.controller.status import WaitReason
 
 PACE_S: Final = 0.1
 """Conditions are written ten a second at most, and none while pods are being bound."""
+
+LONGEST_PAUSE_S: Final = 60.0
+"""Between two conditions that cannot be written."""
 
 log = structlog.get_logger(__name__)
 
@@ -42,6 +46,7 @@ class BatchConditions:
         self._timeout_s = timeout_s
         self._sleep = sleep
         self._wall = wall
+        self._backoff = Backoff(cap_s=LONGEST_PAUSE_S)
         self._due: dict[str, tuple[QueuedPod, WaitReason, str]] = {}
         self._more = asyncio.Event()
 
@@ -65,14 +70,22 @@ class BatchConditions:
             self._more.clear()
 
     async def _write_condition(self, pod: QueuedPod, reason: WaitReason, message: str) -> None:
+        """Write a condition; if that may work later, it is due again after those of the other pods."""
         record = pod.record
         condition = make_condition(reason, message, self._wall())
         try:
             await write_scheduled(
                 self._api, record.namespace, record.name, condition, uid=record.uid, timeout_s=self._timeout_s
             )
-        except KubeApiError as error:
+        except (NotFound, Conflict, Invalid) as error:
             log.info("condition not written", pod=record.full_name, error=str(error))
+        except KubeApiError as error:
+            self._due.setdefault(pod.uid, (pod, reason, message))
+            await self._sleep(
+                self._backoff.log_failure(log, "condition not written", error, pod=record.full_name)
+            )
+        else:
+            self._backoff.reset()
 
 
 def make_condition(reason: WaitReason, message: str, now: datetime) -> dict[str, str]:
