@@ -72,6 +72,20 @@ async def test_who_led_until_a_moment_ago_removes_nobody(running: Running) -> No
     }
 
 
+async def test_who_leads_again_tells_again_why_pods_wait(running: Running) -> None:
+    """Another process may have told, and written in conditions, something else since."""
+    running.world.pod("large", 99)
+    await running.pass_time()
+    told = running.told("large")
+    assert len(told) == 1
+    running.leads = False
+    await running.pass_time()
+    running.leads = True
+    running.controller.begin_term()
+    await running.pass_time()
+    assert running.told("large") == 2 * told
+
+
 @pytest.mark.parametrize("error", [ServerError("it is overloaded"), TooManyRequests("it is overloaded")])
 async def test_no_answer_to_a_mark_is_no_refusal(running: Running, error: KubeApiError) -> None:
     """An API server that has much to do gets no Events about it on top."""

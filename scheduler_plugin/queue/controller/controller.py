@@ -109,6 +109,7 @@ class Controller:
     def begin_term(self) -> None:
         """Start to decide: this process leads."""
         self.queue.begin_term(self._clock())
+        self.explainer.forget_reports()
         self.record_change()
 
     @property

@@ -92,6 +92,10 @@ class Explainer:
         self._next_s = self._began_s + self._took_s / SHARE
         return bool(self._left)
 
+    def forget_reports(self) -> None:
+        """Report every pod anew: another process may have reported other reasons meanwhile."""
+        self._reported.clear()
+
     def forget_pod(self, uid: str) -> None:
         self._reported.pop(uid, None)
 
