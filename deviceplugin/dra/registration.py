@@ -71,7 +71,7 @@ class DraRegistrar:
                 path.parent.mkdir(parents=True, exist_ok=True)
             await self._sockets.serve()
         except (RegistrationError, OSError) as error:
-            return self._backoff.log_failure(log, "sockets not served", error)
+            return await self._stepper.pause(self._backoff.log_failure(log, "sockets not served", error))
         self._backoff.reset()
         return None
 
