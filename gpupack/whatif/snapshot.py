@@ -248,23 +248,15 @@ def _free_beside_pods_with_cards(
     cluster: Cluster, claimed: Mapping[str, PodRequest], others: Sequence[str]
 ) -> dict[str, list[int]]:
     """Count what pods without cards leave of every node: thousandths of a core, MiB, further resources."""
-    cluster.state.set_other_resources(others)
-    arrays = cluster.state.nodes
-    left = {
-        name: [
-            int(arrays.cpu_capacity[row]),
-            int(arrays.memory_capacity[row]),
-            *arrays.other_capacity[:, row].tolist(),
-        ]
-        for name, row in arrays.rows.items()
-    }
+    left = {name: cluster.state.node_records[name].capacity for name in cluster.state.nodes.rows}
     for uid, record in cluster.state.pods.items():
         is_written = record.charged is not None or uid in claimed
         if record.node in left and not record.ended and not is_written and uid in cluster.pods:
-            amounts = record.amounts
-            uses = (amounts.cpu_milli, amounts.memory_bytes, *(amounts.get(name) for name in others))
-            left[record.node] = [has - use for has, use in zip(left[record.node], uses, strict=True)]
-    return {name: [cpu, memory // MIB, *more] for name, (cpu, memory, *more) in left.items()}
+            left[record.node] = left[record.node].subtract(record.amounts)
+    return {
+        node: [amounts.cpu_milli, amounts.memory_bytes // MIB, *(amounts.get(name) for name in others)]
+        for node, amounts in left.items()
+    }
 
 
 def _pod(

@@ -170,6 +170,16 @@ def test_a_snapshot_has_the_compute_of_pods(tmp_path):
     assert {pod.name: pod.compute for pod in read} == {"default/p": (30,), "default/q": ()}
 
 
+def test_a_snapshot_counts_further_resources_and_leaves_what_filter_counts_as_it_is():
+    nic = "example.com/nic"
+    world = World((Node("n"),), (Pod("p", 1),))
+    world = world.changed(n=lambda node: node["status"]["allocatable"].update({nic: "2"}))
+    cluster = Asked.from_json(world.text)
+    taken = make_snapshot(cluster, others=[nic])
+    assert dict(zip((*NODE_HEADER, *taken.others), taken.nodes[0], strict=True))[nic] == 2
+    assert cluster.state.nodes.other_resources == []
+
+
 def test_what_does_not_fit_together_is_dropped_with_a_reason():
     cluster, where = placer([FIVES])
     assert where.place_pod(cluster.get_kind(pod(4, 4, 4), "least-used"), "0") == "not enough cards free"
