@@ -60,10 +60,10 @@ class WhatIf:
     def with_request(self, request: PodRequest) -> "WhatIf":
         return replace(self, query=self.cluster.make_query(request, self.requirements))
 
-    def rank_nodes(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> list[str]:
-        """Rank the nodes that take it once pods of these UIDs are gone, best first by the node policy."""
+    def rank_nodes(self, *, only: RowArray | None = None) -> list[str]:
+        """Rank the nodes that take it now, best first by the node policy."""
         nodes = self.cluster.state.nodes
-        kept = self.find_rows(leaving=leaving, only=only)
+        kept = self.find_rows(only=only)
         if not len(kept):
             return []
         scores = score_nodes(self.cluster.policies.get_policy(self.query.request), nodes, self.query, kept)
@@ -72,7 +72,7 @@ class WhatIf:
         ]
 
     def find_rows(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> RowArray:
-        """Find the rows of the nodes that take it now, in no order; arguments as of `rank_nodes`."""
+        """Find the rows of the nodes that take it once pods of these UIDs are gone, in no order."""
         kept = self._find_rows(leaving, only)
         if self.is_alone or not len(kept):
             return kept
