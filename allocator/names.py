@@ -5,6 +5,7 @@ import re
 from allocator.errors import QuantityError
 
 DOMAIN = "gpupack.io"
+OWN_PREFIX = f"{DOMAIN}/"
 SCHEDULER_NAME = "gpupack-scheduler"
 BATCH_SCHEDULER = "gpupack-batch"
 

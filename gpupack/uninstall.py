@@ -17,10 +17,10 @@ from allocator.names import (
     COMPUTE_RESOURCE,
     DAEMON_NAMES,
     DEVICE_CLASS,
-    DOMAIN,
     GPU_PREFIX,
     NODE_KEPT,
     NODE_SERVES,
+    OWN_PREFIX,
     POD_REQUEUED,
     QUEUE_GATE,
     STARTUP_TAINT,
@@ -37,8 +37,6 @@ from kubeapi.paths import NODES_PATH, PODS_PATH, make_node_path, make_pod_path
 from scheduler_plugin.cache.pods import is_held_by_queue, is_own_placeholder, is_placeholder
 
 _NAMED: Final = 10
-PREFIX: Final = f"{DOMAIN}/"
-
 NAME_LABEL: Final = "app.kubernetes.io/name"
 
 CLAIMS_HIDDEN: Final = "its pods may hold GPU memory by claims, and there is no right to list resourceclaims"
@@ -127,7 +125,7 @@ def find_traces(node: WritableNode) -> Traces:
             dict.fromkeys(
                 key
                 for key in (taint.get("key", "") for taint in node.spec.taints or ())
-                if key == STARTUP_TAINT or key.startswith(PREFIX)
+                if key == STARTUP_TAINT or key.startswith(OWN_PREFIX)
             )
         ),
     )
@@ -348,7 +346,7 @@ class _Claim(ClaimObject):
 
 
 def _ours(keys: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(sorted(key for key in keys if key.startswith(PREFIX)))
+    return tuple(sorted(key for key in keys if key.startswith(OWN_PREFIX)))
 
 
 def _pods_that(names: Sequence[str], verb: str, where: str = "") -> str:

@@ -9,9 +9,9 @@ import yaml
 from allocator.errors import shown
 from allocator.names import (
     BATCH_POOL,
-    DOMAIN,
     NODE_HOST,
     NODE_LABEL,
+    OWN_PREFIX,
     PERCENT_RESOURCE,
     STARTUP_TAINT,
     resource_name,
@@ -122,7 +122,7 @@ def _entry(shape: Shape, unit_mib: int) -> dict[str, Any]:
     cards: list[dict[str, Any]] = []
     for model, size in dict.fromkeys(shape.card_set):
         cards.append({"count": shape.card_set.count((model, size)), "model": model, "mib": size * unit_mib})
-    others = {name: value for name, value in amounts.items() if not name.startswith(f"{DOMAIN}/")}
+    others = {name: value for name, value in amounts.items() if not name.startswith(OWN_PREFIX)}
     entry: dict[str, Any] = {
         "name": shape.labels.get(INSTANCE_TYPE, shape.name),
         "cards": cards,

@@ -11,8 +11,8 @@ from allocator.cards import Card
 from allocator.errors import QuantityError, shown
 from allocator.names import (
     COMPUTE_RESOURCE,
-    DOMAIN,
     NODE_LABEL,
+    OWN_PREFIX,
     STARTUP_TAINT,
 )
 from allocator.packing import MAX_CARDS
@@ -28,7 +28,7 @@ from kubeapi.selectors import HOSTNAME, Taint
 from scheduler_plugin.cache.amounts import NOT_COUNTED, Amounts
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.empty_nodes import make_empty_node
-from scheduler_plugin.cache.pods import sum_host_requests
+from scheduler_plugin.cache.pods import is_other_resource, sum_host_requests
 from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
 
 INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
@@ -276,11 +276,7 @@ def _read(parse: Any, value: str | int | None) -> int:
 
 
 def _other_resources(node: Node) -> dict[str, str | int]:
-    return {
-        name: value
-        for name, value in (node.status.allocatable or {}).items()
-        if not name.startswith(f"{DOMAIN}/") and name not in {"cpu", "memory", "pods"}
-    }
+    return {name: value for name, value in (node.status.allocatable or {}).items() if is_other_resource(name)}
 
 
 def _pods(node: Node) -> int | None:
@@ -435,7 +431,7 @@ def _resources(value: Any, at: str, faults: list[str]) -> dict[str, str]:
     resources: dict[str, str] = {}
     for name, amount in value.items() if isinstance(value, dict) else [("", value)]:
         read = _quantity(amount, parse_bytes)
-        known = isinstance(name, str) and not name.startswith(f"{DOMAIN}/") and name not in _FIELDS
+        known = isinstance(name, str) and not name.startswith(OWN_PREFIX) and name not in _FIELDS
         if read is None or read < 0 or not known:
             faults.append(f"{at} has {shown(name)}: {shown(amount)}; allowed: quantities of other resources")
         else:

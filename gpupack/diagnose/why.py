@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from allocator.errors import RequestError, shown
 from allocator.names import (
     BATCH_SCHEDULER,
-    DOMAIN,
+    OWN_PREFIX,
     PERCENT_RESOURCE,
     PLACEHOLDER_FOR,
     POD_ASSIGNED,
@@ -139,7 +139,7 @@ class _PodExplainer:
         text = f"asks for no GPU memory: no container has {self._cluster.state.resource} in its limits"
         containers = self._pod.spec.all_containers
         limits = [each.resources.limits or {} for each in containers if each.resources is not None]
-        others = sorted({name for each in limits for name in each if name.startswith(f"{DOMAIN}/")})
+        others = sorted({name for each in limits for name in each if name.startswith(OWN_PREFIX)})
         if others:
             text += f"; {', '.join(others)} is no resource of this cluster's nodes"
         if self._pod.spec.resource_claims and not self._pod.has_ended:

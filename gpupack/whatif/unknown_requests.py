@@ -13,8 +13,8 @@ import msgspec
 from allocator import names
 from allocator.errors import shown
 from allocator.names import (
-    DOMAIN,
     OWN_POD_ANNOTATIONS,
+    OWN_PREFIX,
     POD_CARD_POLICY,
     POD_NODE_POLICY,
 )
@@ -81,9 +81,7 @@ def find_policy_refusal(pod: Pod, said: str) -> str:
 def describe_unknowns(pod: Pod) -> tuple[str, ...]:
     """List a pod's policies and annotations that are unknown here, a sentence for each."""
     strange = sorted(
-        name
-        for name in pod.metadata.annotations or ()
-        if name.startswith(f"{DOMAIN}/") and name not in _KNOWN
+        name for name in pod.metadata.annotations or () if name.startswith(OWN_PREFIX) and name not in _KNOWN
     )
     said = tuple(
         f"this command does not know the {policy} of the pod, and looks at it as if it named none: known are "

@@ -2,18 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
 
 from allocator.errors import QuantityError
-from allocator.names import DOMAIN, PERCENT_RESOURCE
+from allocator.names import OWN_PREFIX, PERCENT_RESOURCE
 from allocator.quantity import recall_bytes, recall_integer, recall_milli
 from scheduler_plugin.cache.amounts import NOT_COUNTED, Amounts
 from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
 from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
 from scheduler_plugin.cache.pods import is_other_resource
 from scheduler_plugin.cache.signals import Signal
-
-_OWN: Final = f"{DOMAIN}/"
 
 
 class NodeRecords:
@@ -103,7 +100,7 @@ def read_capacity(allocatable: Mapping[str, str | int], resource: str, *, serves
     """Read what a Node offers to pods; what cannot be read, or is not there, counts as 0."""
     # Of our own names most are packed words, which change all the time.
     counted = (resource, PERCENT_RESOURCE)
-    items = [item for item in allocatable.items() if not item[0].startswith(_OWN) or item[0] in counted]
+    items = [item for item in allocatable.items() if not item[0].startswith(OWN_PREFIX) or item[0] in counted]
     return _parse_capacity(tuple(items), resource, serves_claims)
 
 

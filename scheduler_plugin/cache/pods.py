@@ -11,6 +11,7 @@ from allocator.errors import QuantityError, RequestError
 from allocator.names import (
     COMPUTE_RESOURCE,
     OWN_POD_ANNOTATIONS,
+    OWN_PREFIX,
     PERCENT_RESOURCE,
     PLACEHOLDER_LABEL,
     PLACEHOLDER_SCHEDULER,
@@ -30,10 +31,8 @@ from kubeapi.objects import Container, Pod, ResourceList, ResourceRequirements
 from scheduler_plugin.cache.amounts import Amounts, ResourceAmounts
 from scheduler_plugin.cache.gang_names import read_gang_key
 
-_OWN_PREFIX: Final = "gpupack.io/"
-
 STANDARD_RESOURCES: Final = frozenset({"cpu", "memory", "pods"})
-"""Resources that are no further ones, beside those of `_OWN_PREFIX`."""
+"""Resources that are no further ones, beside those of `OWN_PREFIX`."""
 
 MAX_REQUESTED: Final = 1 << 53
 """More thousandths of a core, or bytes, than any machine has; the API server accepts far larger requests."""
@@ -209,7 +208,7 @@ def _make_request_key(pod: Pod, resource: str) -> Hashable | None:
             [
                 (name, value)
                 for name, value in pod.metadata.annotations.items()
-                if name not in OWN_POD_ANNOTATIONS and name.startswith(_OWN_PREFIX)
+                if name not in OWN_POD_ANNOTATIONS and name.startswith(OWN_PREFIX)
             ]
         )
     if ours and sum(len(name) + len(value) for name, value in ours) > _MAX_TEXT:
@@ -331,7 +330,7 @@ def sum_other_requests(pod: Pod) -> ResourceAmounts:
 @lru_cache(maxsize=1024)
 def is_other_resource(name: str) -> bool:
     """Return True for a further resource: not cpu, memory, the number of pods, or GPU memory."""
-    return name not in STANDARD_RESOURCES and not name.startswith(_OWN_PREFIX)
+    return name not in STANDARD_RESOURCES and not name.startswith(OWN_PREFIX)
 
 
 def sum_requests(pod: Pod, resource: str, parse: Callable[[str | int], int]) -> int:

@@ -194,7 +194,7 @@ def test_names_of_the_product_are_those_of_the_code(name: str) -> None:
         if key.isupper() and isinstance(value, str) and value.startswith(names.DOMAIN)
     } | {names.resource_name(1024), f"{names.DOMAIN}/node"}
     # What the policies about pods compare with.
-    known |= {f"{names.DOMAIN}/", f"{names.RESOURCE_PREFIX}1024mib"}
+    known |= {f"{names.RESOURCE_PREFIX}1024mib"}
     for one in objects(name).values():
         for seen in re.findall(rf"{re.escape(names.DOMAIN)}/[a-z0-9-]*", text_of(one)):
             assert seen in known, f"{one['kind']} {one['metadata']['name']}: {seen}"
