@@ -266,6 +266,7 @@ class Evictions:
         """Let it decide once."""
         stub: Any = self
         controller = Controller(self.world.queue, stub, stub, lambda: self.world.now, lambda: True)
+        self.counts = controller.counts
         process = asyncio.create_task(controller.run())
         controller.record_change()
         for _ in range(20):
@@ -288,14 +289,15 @@ async def test_all_of_a_gang_are_evicted_and_told() -> None:
     evictions = Evictions()
     await evictions.run()
     assert sorted(evictions.asked) == sorted(evictions.said) == ["g0", "g1", "g2", "g3"]
+    assert evictions.counts.reclaimed == {"a": 4}
     assert evictions.world.admitted() == ["b0"]
 
 
 async def test_a_gang_of_which_the_first_pod_may_not_go_stays_whole() -> None:
-    """One budget protects all of a gang as a rule; nobody else of it is asked, nor told."""
+    """One budget protects all of a gang as a rule; nobody else is asked, and nobody told that it goes."""
     evictions = Evictions("g0", "g1", "g2", "g3")
     await evictions.run()
-    assert len(evictions.asked) == len(evictions.said) == 1
+    assert (len(evictions.asked), evictions.said, evictions.counts.reclaimed) == (1, [], {})
     gang = evictions.world.queue.gangs.get("gang default/g")
     assert gang is not None
     assert gang.state is GangState.WHOLE

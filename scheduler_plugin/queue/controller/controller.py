@@ -274,7 +274,7 @@ class Controller:
         """Evict those who borrowed what a lender needs."""
         for group in reclaim.groups:
             first, *others = group.pods
-            evicted = self._evict_victim(first, reclaim.queue)
+            evicted = self._begin_removing(first, reclaim.queue)
             if others:
                 self._begin_write(self._evict_others(others, reclaim.queue, evicted))
 
@@ -283,19 +283,18 @@ class Controller:
     ) -> None:
         if await first is not WriteOutcome.REFUSED:
             for pod in pods:
-                self._evict_victim(pod, lender)
+                self._begin_removing(pod, lender)
             return
         for pod in pods:
             self._reclaimer.record_refusal(lender, pod.uid, self._clock())
 
-    def _evict_victim(self, pod: QueuedPod, lender: str) -> asyncio.Task[WriteOutcome]:
+    def _report_reclaim(self, pod: QueuedPod, lender: str) -> None:
         borrower = pod.queue_info.queue
         why = f"queue {lender} needs what queue {borrower} borrowed"
         goes = "the pod is evicted, with all of its gang" if pod.gang else "the pod is evicted"
         self._send_event(pod, "Warning", "Reclaimed", f"{why}: {goes}")
         self.counts.reclaimed[borrower] = self.counts.reclaimed.get(borrower, 0) + 1
         log.info("reclaimed", pod=pod.record.full_name, queue=borrower, lender=lender)
-        return self._begin_removing(pod, lender)
 
     def _begin_requeues(self, requeues: Sequence[Requeue]) -> None:
         for requeue in requeues:
@@ -333,6 +332,8 @@ class Controller:
         """Evict a pod; without an answer it counts as evicted once the pod is seen leaving."""
         async with self._turns:
             answer = await self._writer.evict_pod(pod)
+        if lender and answer.written in {WriteOutcome.DONE, WriteOutcome.UNKNOWN}:
+            self._report_reclaim(pod, lender)
         if answer.written in {WriteOutcome.REFUSED, WriteOutcome.UNKNOWN}:
             stays = answer.written is WriteOutcome.REFUSED
             self._reclaimer.record_refusal(lender, pod.uid, self._clock(), stays=stays)
