@@ -245,7 +245,7 @@ class PodSpec(KubeStruct):
     node_name: str = ""
     scheduler_name: str = ""
     priority: int | None = None
-    preemption_policy: str | None = None
+    preemption_policy: str = "PreemptLowerPriority"
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
     resources: ResourceRequirements | None = None

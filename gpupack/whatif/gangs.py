@@ -139,10 +139,13 @@ def explain_held_group(cluster: Cluster, pod: Pod) -> str:
     if gated is not None and not pod.is_gated:
         held = f"pod {gated.metadata.name} of {group} is held by scheduling gate {' and '.join(gated.gates)}"
         return f"{held}: kube-scheduler tries none of the group before that is gone"
-    names = {each.spec.scheduler_name for each in pods}
-    if len(names) > 1:
-        disagree = f"the pods of {group} disagree on schedulerName ({', '.join(sorted(names))})"
-        return f"{disagree}: kube-scheduler starts none of such a group"
+    for what, values in (
+        ("schedulerName", {each.spec.scheduler_name for each in pods}),
+        ("preemptionPolicy", {each.spec.preemption_policy for each in pods}),
+    ):
+        if len(values) > 1:
+            disagree = f"the pods of {group} disagree on {what} ({', '.join(sorted(values))})"
+            return f"{disagree}: kube-scheduler starts none of such a group"
     return groups.explain_priority(key, (each.priority for each in pods))
 
 

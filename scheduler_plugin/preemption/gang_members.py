@@ -41,16 +41,17 @@ def may_be_kept_off(
 
 
 def decode_alike(bodies: Mapping[str, bytes]) -> list[Pod]:
-    """Decode the pods of a gang; none if a node that takes one might not take the others beside it.
+    """Decode the pods of a gang; none if one evicts nobody, or a node that takes one might not take the rest.
 
-    That is so if they select nodes in different ways, or have a port or anything else of which only
+    The latter is so if they select nodes in different ways, or have a port or anything else of which only
     kube-scheduler knows whether there is room for it.
     """
     found: list[Pod] = []
     for uid, body in bodies.items():
         pod = decode_pod(body)
         spec: Mapping[str, Any] = msgspec.json.decode(body)["spec"]
-        if pod.metadata.uid != uid or {*list_unchecked_fields(spec)} - {_GROUP_FIELD}:
+        unchecked = {*list_unchecked_fields(spec)} - {_GROUP_FIELD}
+        if pod.metadata.uid != uid or unchecked or not pod.spec.can_preempt:
             return []
         found.append(pod)
     return found if len({pod.spec.node_rules for pod in found}) == 1 else []

@@ -225,6 +225,8 @@ class Preemptor:
             is_alike = all((each.request, each.amounts) == (pod.request, pod.amounts) for each in members)
             if not is_alike or len(members) > MAX_GANG or self._count_missing(pod) > len(members):
                 return []
+            if self.state.pod_groups.explain_priority(gang, (each.priority for each in members)):
+                return []
         return members if all(map(self._may_begin, members)) else []
 
     def _may_begin(self, pod: PodRecord) -> bool:

@@ -15,6 +15,7 @@ from tests.queue_world import pod_group
 
 FEW = "kube-scheduler tries none of them before"
 NONE = "kube-scheduler tries none of the group"
+BOTH = "Never, PreemptLowerPriority"
 DISAGREE = "kube-scheduler starts none of such a group"
 
 
@@ -102,11 +103,15 @@ def test_the_annotation_counts_where_the_group_lets_each_pod_start() -> None:
             f'the pods of PodGroup "g" disagree on schedulerName (a, b): {DISAGREE}',
         ),
         (
+            make_cluster(*members(3), count=2, g1={"preemptionPolicy": "Never"}),
+            f'the pods of PodGroup "g" disagree on preemptionPolicy ({BOTH}): {DISAGREE}',
+        ),
+        (
             make_cluster(*members(3), g1={"priority": 7}),
             'PodGroup "g" has priority 0, and a pod of it 7: kube-scheduler starts no such group',
         ),
     ],
-    ids=["missing", "gate", "no-group", "schedulers", "priorities"],
+    ids=["missing", "gate", "no-group", "schedulers", "policies", "priorities"],
 )
 def test_what_keeps_kube_scheduler_from_trying_a_group_is_told(cluster: Cluster, text: str) -> None:
     """It said that nodes would take the pod, or that its scheduler never asks gpupack."""

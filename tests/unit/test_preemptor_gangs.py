@@ -33,6 +33,7 @@ class GangWorld(PreemptionWorld):
         raw = {
             "metadata": {"name": "g", "namespace": "default"},
             "spec": {
+                "priority": options.get("spec", {}).get("priority", 10),
                 "schedulingPolicy": {"gang": {"minCount": min_count}},
                 "schedulingConstraints": constraints,
             },
@@ -114,6 +115,8 @@ async def test_after_the_first_eviction_the_others_follow(world: GangWorld) -> N
         ("a port", ()),
         ("other nodes", ()),
         ("never preempts", ()),
+        ("one never preempts", ()),
+        ("another priority", ()),
         ("topology", ()),
         ("cpu", ()),
         ("shunned there", ()),
@@ -142,6 +145,10 @@ async def test_nobody_is_evicted_for_a_gang_that_could_not_start(change: str, na
     )
     if change == "another size":
         world.member(2, 3)
+    if change == "one never preempts":
+        world.member(2, spec={"preemptionPolicy": "Never"})
+    if change == "another priority":
+        world.member(2, spec={"priority": 11})
     if change == "a gate":
         world.member(2, spec={"schedulingGates": [{"name": "wait"}]})
     if change == "other nodes":

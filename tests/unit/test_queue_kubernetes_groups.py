@@ -241,11 +241,15 @@ def test_annotations_that_agree_with_the_group_change_nothing(world: QueueWorld)
     [
         ({"schedulerName": "second"}, "its pods disagree on schedulerName: first, second; allowed: one"),
         (
+            {"preemptionPolicy": "Never"},
+            "its pods disagree on preemptionPolicy: Never, PreemptLowerPriority; allowed: one",
+        ),
+        (
             {"priority": 7},
             'PodGroup "g" has priority 0, and a pod of it 7: kube-scheduler starts no such group',
         ),
     ],
-    ids=["schedulers", "priority"],
+    ids=["schedulers", "policies", "priority"],
 )
 def test_what_kube_scheduler_would_refuse_of_a_group_is_told(
     world: QueueWorld, other: dict[str, Any], message: str

@@ -284,7 +284,10 @@ class Gang:
             (POD_GANG_SIZE, {str(pod.queue_info.gang_size) for pod in pods}),
         )
         if self.group is not None:
-            of_source = (("schedulerName", {pod.queue_info.scheduler for pod in pods}),)
+            of_source = (
+                ("schedulerName", {pod.queue_info.scheduler for pod in pods}),
+                ("preemptionPolicy", {pod.queue_info.preemption_policy for pod in pods}),
+            )
         for what, values in (
             *of_source,
             (QUEUE_NAME, {pod.queue_info.queue for pod in pods}),
