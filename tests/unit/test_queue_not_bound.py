@@ -1,5 +1,7 @@
 """Releases that come to nothing: a pod that is not bound gives its room back, waits again, or is removed."""
 
+from allocator.names import POD_GANG, POD_GANG_SIZE
+from kubeapi.objects import MIRROR_ANNOTATION
 from scheduler_plugin.queue.controller import status
 from tests.queue_world import ONE_QUEUE, UNSCHEDULABLE, QueueWorld, world
 
@@ -168,3 +170,22 @@ def test_a_drained_queue_removes_its_pods_until_they_are_gone(world: QueueWorld)
     assert [(back.queued_pod.uid, back.is_repeated) for back in world.queue.find_requeues(102)] == [
         (third, False)
     ]
+
+
+def test_nobody_evicts_the_image_of_a_static_pod() -> None:
+    """The kubelet makes it again at once, with another UID: it would be evicted every second for ever."""
+    world = QueueWorld(n1=(16, 16))
+    static = {
+        "annotations": {MIRROR_ANNOTATION: "digest"},
+        "ownerReferences": [{"kind": "Node", "name": "n1", "uid": "node", "controller": True}],
+    }
+    late = world.pod("late", 4, gang="g", size=2)
+    gang = {POD_GANG: "g", POD_GANG_SIZE: "2", **static["annotations"]}
+    world.pod("of-gang", 4, gates=(), node="n1", metadata={**static, "annotations": gang})
+    world.pod("alone", 4, gates=(), node="n1", metadata=static)
+    world.change(late, metadata={"ownerReferences": [{"uid": "job", "controller": True}]})
+    assert world.admitted() == ["late"]
+    world.now = 301
+    assert [back.queued_pod.uid for back in world.queue.find_requeues(world.now)] == [late]
+    world.configure("queues: [{name: a, stopPolicy: HoldAndDrain}]")
+    assert {back.queued_pod.uid for back in world.queue.find_requeues(400)} == {late}

@@ -59,7 +59,8 @@ class PodQueueInfo:
         is_batch: Batch mode binds it: it names the scheduler `gpupack-batch`, and has no gates.
         requeued: The pod was requeued after an admission, see `is_requeued`.
         foreign_gates: Names of other gates that it wears.
-        owner: UID of the controller that would create it again; empty for none.
+        owner: UID of the controller that would create it again; empty for none, and for a static pod, which
+            no eviction ends.
         first_stage_size: Pods of the first stage of its job; None: it does not say.
         grace_s: Seconds that it may take to end, once it is being deleted.
         unschedulable: When and why kube-scheduler found no node for it, in its words; empty if it said
@@ -112,7 +113,7 @@ def read_queue_info(pod: Pod, groups: PodGroups[Pod] | None = None) -> PodQueueI
     job, wrong = _read_name(annotations, POD_JOB)
     stage_size, wrong_size = _read_first_stage_size(annotations, job)
     fault = fault or wrong or wrong_size
-    owner = meta.controller or OwnerReference()
+    owner = (None if pod.is_mirror else meta.controller) or OwnerReference()
     label = meta.get_label(QUEUE_NAME) or ""
     data = frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
     if len(data) > MAX_DATA:

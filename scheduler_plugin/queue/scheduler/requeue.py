@@ -71,9 +71,7 @@ class RequeueFinder:
                 whys[pod.uid] = why
             if _is_removed(pod, config):
                 must_go[pod.uid] = (pod, why)
-        for name in [name for name, form in config.queues.items() if form.stop_policy == "HoldAndDrain"]:
-            for uid in self._queues[name].admitted:
-                must_go[uid] = (self._queued_pods[uid], f"queue {name} is drained")
+        must_go |= self._list_drained(config)
         requeues += self._find_removals(must_go, now)
         for pods, why in self._gangs.find_half_bound(now, config.gang_within_s):
             for pod in pods:
@@ -83,6 +81,16 @@ class RequeueFinder:
             requeues += [Requeue(pod, why, RequeueWrite.REMOVE) for pod in pods if _can_be_removed(pod)]
         requeues += self._find_lost([pod for pod in admitted if pod.uid not in must_go], whys, config, now)
         return [_mark_first(requeue) for requeue in requeues]
+
+    def _list_drained(self, config: QueueConfig) -> dict[str, tuple[QueuedPod, str]]:
+        """List the admitted pods of drained queues, and why each must go; no eviction ends a static pod."""
+        return {
+            uid: (pod, f"queue {name} is drained")
+            for name, form in config.queues.items()
+            if form.stop_policy == "HoldAndDrain"
+            for uid in self._queues[name].admitted
+            if not (pod := self._queued_pods[uid]).record.is_mirror
+        }
 
     def _find_lost(
         self, admitted: Iterable[QueuedPod], whys: Mapping[str, str], config: QueueConfig, now: float
