@@ -189,6 +189,24 @@ def test_the_queue_holds_such_a_pod_says_why_and_goes_on_with_the_others(units):
         assert (found.reason, found.message[: len(NAMED)]) == (status.WaitReason.REFUSED, NAMED)
 
 
+def test_the_queue_says_no_more_what_another_policy_returned():
+    """A pod that waits for room after the policy was replaced was refused in the words of the former one."""
+    odd = SimpleNamespace(epoch=0, score=lambda _nodes, _query, rows: np.full(len(rows), NAN))
+    with offered(NODE_POLICIES, odd=lambda _: odd):
+        world = QueueWorld(policy="odd")
+        world.node("n", (16, 16))
+        uid = world.pod("p", 8)
+
+        def reason():
+            assert world.admitted() == []
+            return status.explain_pod(world.queue, world.queue.queued_pods[uid], 0).reason
+
+        assert reason() is status.WaitReason.REFUSED
+        world.node("n", (16, 16), (16, 16))
+        world.configure("queues: [{name: a}]\nnodePolicy: least-requested")
+        assert reason() is status.WaitReason.ROOM
+
+
 def test_a_pod_that_is_bound_is_served_by_the_default_policy():
     world = World.of(8, 8)
     bound = ledger_pod("a", 3)

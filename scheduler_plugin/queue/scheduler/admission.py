@@ -105,6 +105,8 @@ class AdmissionScheduler:
     def configure(self, config: QueueConfig) -> None:
         if self.capacity.policies.configure(config.node_policy, config.node_policy_parameters):
             self.placer.forget_lists()
+            # What the former policy returned is no reason to wait any more.
+            self.capacity.forget_unused(set())
         self.config = config
         self.slots.form = config.slots
         self.locality = Locality(config.locality)
