@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from kubeapi.backoff import Backoff
+
 
 class Stepper:
     """Calls a step when something has happened; events during a step cause one more call.
@@ -22,6 +24,7 @@ class Stepper:
         self._bursts = bursts
         self._news = asyncio.Event()
         self._hurried = asyncio.Event()
+        self._watch_lag = Backoff(0.2, 15.0)
 
     def wake(self) -> None:
         self._news.set()
@@ -38,6 +41,13 @@ class Stepper:
                 await self._hurried.wait()
         return 0.0
 
+    async def pause_for_watch(self) -> float:
+        """Pause until the watch may show what was written, or what a write was refused for (Conflict).
+
+        The pause is longer each time, until a step goes without.
+        """
+        return await self.pause(self._watch_lag.failed())
+
     async def wait_for_news(self) -> None:
         """Wait for what happens from now on; for a step, which is not called again for it."""
         self._news.clear()
@@ -50,8 +60,11 @@ class Stepper:
 
     async def run_once(self) -> None:
         self._news.clear()
+        pauses_before = self._watch_lag.failures
         wait_s = await self._step()
         _end_if_cancelled()
+        if self._watch_lag.failures == pauses_before:
+            self._watch_lag.reset()
         try:
             async with asyncio.timeout(wait_s):
                 await self._news.wait()

@@ -1,6 +1,6 @@
 """Says on the Node which way its pods get their cards, before any words offer them."""
 
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
@@ -13,9 +13,6 @@ from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.stepper import Stepper
-
-WATCH_S: Final = 0.2
-"""How long the watch may take to bring what was written, before it is written again."""
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +65,7 @@ class NodeKindMark:
             )
         self._backoff.reset()
         log.info("kind of node written", serves_claims=self._serves_claims)
-        return await self._stepper.pause(WATCH_S)
+        return await self._stepper.pause_for_watch()
 
     def _patch(self, node: NodeObject) -> dict[str, Any] | None:
         mark = node.metadata.get_annotation(NODE_SERVES)

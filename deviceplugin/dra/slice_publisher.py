@@ -177,8 +177,7 @@ class SlicePublisher(Sink[SliceObject]):
                 await self._client.delete(f"{SLICES}/{quote_segment(name)}", timeout_s=WRITE_TIMEOUT_S)
                 found.pop(name, None)
         except (Conflict, NotFound):
-            # The watch will show its new version.
-            return self._gap_s or 1.0
+            return await self._stepper.pause_for_watch()
         except KubeApiError as error:
             self.problem = f"the ResourceSlices of node {self._node_name} cannot be written: {error}"
             return await self._stepper.pause(self._backoff.log_failure(log, "slices not published", error))

@@ -114,7 +114,6 @@ class NodeOwnership:
         self._on_conflict = on_conflict
         self._stepper = Stepper(self._step)
         self._backoff = Backoff(0.2, 15.0)
-        self._conflicts = Backoff(0.2, 15.0)
         self._error: str | None = None
         self._challenged_s: float | None = None
         self._due_s = self._turned_down_s = float("-inf")
@@ -226,15 +225,13 @@ class NodeOwnership:
             answer = await self._client.patch_node_status(self._node_name, body, timeout_s=WRITE_TIMEOUT_S)
             written = decode_answer(answer, decode_node, "a Node")
         except Conflict:
-            # Somebody else has changed the Node; the watch will show the change and wake this step.
-            return self._conflicts.failed()
+            return await self._stepper.pause_for_watch()
         except KubeApiError as error:
             return await self._failed(error)
         if self._record(written) != record:
             self._node_view.apply_node(written)
             return await self._failed(f"the Node does not keep its annotation {NODE_DAEMON}")
         self._backoff.reset()
-        self._conflicts.reset()
         self._error = None
         if record.challenger is not None:
             self._challenged_s = self._account.now_s()

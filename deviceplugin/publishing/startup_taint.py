@@ -78,15 +78,14 @@ class StartupTaint:
                 timeout_s=WRITE_TIMEOUT_S,
             )
         except (Conflict, NotFound):
-            # The Node has changed; the watch will show its new version.
-            return LOOK_AGAIN_S
+            return await self._stepper.pause_for_watch()
         except KubeApiError as error:
             return await self._stepper.pause(
                 self._backoff.log_failure(log, "startup taint not removed", error)
             )
         self._backoff.reset()
         log.info("startup taint removed", taint=STARTUP_TAINT)
-        return LOOK_AGAIN_S
+        return await self._stepper.pause_for_watch()
 
 
 def has_startup_taint(node: NodeObject) -> bool:

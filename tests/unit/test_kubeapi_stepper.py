@@ -49,3 +49,22 @@ async def test_a_cancellation_that_a_step_keeps_ends_the_loop():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_pauses_for_a_watch_that_stays_behind_grow_until_a_step_goes_without(mocker):
+    pauses: list[float] = []
+    is_behind = True
+
+    async def step() -> float:
+        return await stepper.pause_for_watch() if is_behind else 0.0
+
+    stepper = Stepper(step)
+    mocker.patch.object(stepper, "pause", side_effect=lambda pause_s: pauses.append(pause_s) or 0.0)
+    for _ in range(9):
+        await stepper.run_once()
+    assert pauses[0] <= 0.2 < pauses[4] < 7.5 <= pauses[8] <= 15
+    is_behind = False
+    await stepper.run_once()
+    is_behind = True
+    await stepper.run_once()
+    assert pauses[9] <= 0.2

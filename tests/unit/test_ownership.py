@@ -142,7 +142,7 @@ async def test_an_answer_at_the_last_moment_is_one(world):
     world.now_s += CHALLENGE_S
     world.look("a")
     await first._step()
-    assert await second._step() > 0.0
+    await second._step()
     await world.settle(second, first)
     assert (first.owns_node, second.owns_node) == (True, False)
 
@@ -181,8 +181,9 @@ async def test_two_kubelets_of_one_machine_do_not_take_the_node_from_each_other(
 
 async def test_of_two_that_start_together_one_gets_the_node(world):
     first, second = world.daemon("a"), world.daemon("b")
-    assert await first._step() == 0.0
-    assert await second._step() > 0.0
+    await first._step()
+    await second._step()
+    assert (first.owns_node, second.owns_node) == (True, False)
     await world.settle(second, first)
     assert (first.owns_node, second.owns_node) == (True, False)
 
@@ -260,16 +261,6 @@ async def test_a_node_that_does_not_keep_the_annotation_is_tried_ever_more_seldo
     world.api.dropped = set()
     await world.settle(first)
     assert (first.owns_node, first.problem) == (True, None)
-
-
-async def test_a_view_that_stays_behind_makes_ever_fewer_requests(world):
-    first = world.daemon("a")
-    world.api.version += 1
-    waits = [await first._step() for _ in range(6)]
-    assert waits[0] > 0
-    assert waits[5] > 2 * waits[0]
-    await world.settle(first)
-    assert first.owns_node
 
 
 def test_a_host_is_told_by_its_boot_and_its_folder(tmp_path):

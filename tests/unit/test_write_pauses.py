@@ -100,10 +100,14 @@ class World:
         running.cancel()
         return self.api.requests
 
+    def owner(self) -> Any:
+        return NodeOwnership(self.api, self.account, self.view, DaemonIdentity("a"), node_name="n1")
 
-@pytest.mark.parametrize("name", ["kind", "taint", "slices"])
-async def test_events_do_not_end_the_pause_after_a_write_that_failed(name: str) -> None:
-    world = World(Unreachable("no answer"))
+
+@pytest.mark.parametrize("failure", [Unreachable("no answer"), Conflict("changed")])
+@pytest.mark.parametrize("name", ["kind", "taint", "slices", "owner"])
+async def test_events_do_not_end_the_pause_after_a_write_that_failed(name: str, failure: Exception) -> None:
+    world = World(failure)
     assert await world.count_requests(getattr(world, name)()) == 1
 
 
@@ -112,9 +116,10 @@ async def test_slices_that_the_api_server_cuts_are_not_written_at_each_event() -
     assert await world.count_requests(world.slices()) == 1
 
 
-async def test_a_kind_that_was_written_is_not_written_again_before_the_watch_can_show_it() -> None:
+@pytest.mark.parametrize("name", ["kind", "taint"])
+async def test_what_was_written_is_not_written_again_before_the_watch_can_show_it(name: str) -> None:
     world = World()
-    assert await world.count_requests(world.kind()) == 1
+    assert await world.count_requests(getattr(world, name)()) == 1
 
 
 async def test_the_first_failure_after_a_kind_was_written_is_a_warning() -> None:
@@ -130,9 +135,9 @@ async def test_the_first_failure_after_a_kind_was_written_is_a_warning() -> None
 
 async def test_the_first_failure_after_a_conflict_of_owners_is_a_warning() -> None:
     world = World(Conflict("changed"), Unreachable("no answer"))
-    owner = NodeOwnership(world.api, world.account, world.view, DaemonIdentity("a"), node_name="n1")
-    await owner._step()
+    owner = world.owner()
     owner._stepper.hurry()
+    await owner._step()
     with capture_logs() as said:
         await owner._step()
     assert [line["log_level"] for line in said] == ["warning"]
