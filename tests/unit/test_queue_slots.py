@@ -298,3 +298,17 @@ def test_a_share_that_quota_allows_only_where_no_slot_is_idle_is_told_so() -> No
     assert world.admitted() == []
     (why,) = explain_waiting(world.queue, world.now)
     assert (why.reason, why.message) == ("NoRoom", "no node that it fits on has an idle slot")
+
+
+@pytest.mark.parametrize("config", [SLOTS, ONE_QUEUE])
+def test_nodes_that_are_gone_are_forgotten_with_their_last_pod(config: str) -> None:
+    """An autoscaler gives each node a new name."""
+    world = QueueWorld(config)
+    world.node("n1", (16,))
+    uid = world.pod("p")
+    world.decide()
+    world.bind(uid)
+    world.lose_node("n1")
+    assert list(world.queue.slots.nodes) == ["n1"], "its pod may run on"
+    world.delete(uid)
+    assert not world.queue.slots.nodes

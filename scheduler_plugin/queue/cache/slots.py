@@ -49,8 +49,7 @@ class ClusterSlots:
             node.total[kind] = (
                 0 if facts is None or self.form is None else _count_slots(self.form, kind, facts, cards)
             )
-        if facts is None and not any(node.running.values()):
-            del self.nodes[name]
+        self._forget_empty(name, node)
 
     def occupy(self, uid: str, node: str, kind: SlotType) -> None:
         self.vacate(uid)
@@ -63,6 +62,12 @@ class ClusterSlots:
         if node:
             self.changed.add(node)
             self.nodes[node].running[kind].discard(uid)
+            self._forget_empty(node, self.nodes[node])
+
+    def _forget_empty(self, name: str, node: NodeSlots) -> None:
+        """Forget a node without slots and pods; it may have been deleted."""
+        if not (any(node.total.values()) or any(node.running.values())):
+            del self.nodes[name]
 
     def count_total(self, node: str) -> int:
         known = self.nodes.get(node)
