@@ -62,10 +62,12 @@ class NodeUnderPreemption:
         """Return the priority that is lost with a pod: the largest in its gang."""
         return max(member.priority for member in self.list_gang(pod))
 
-    def make_eviction_key(self, pod: PodRecord) -> tuple[int, int, float, str]:
-        """Sort key of pods: as kube-scheduler's, the least important first; pods of large gangs come last."""
-        lost = self.list_gang(pod)
-        return max(member.priority for member in lost), len(lost), -_get_start_time(pod), pod.uid
+    def make_loss_key(self, pod: PodRecord) -> tuple[int, int, int, float, str]:
+        """Sort key of pods by what is lost with each, itself and the others of its gang: the least first.
+
+        kube-scheduler orders PodGroups and pods on their own in this way (MoreImportantVictim).
+        """
+        return (*self.compute_cost([pod]), pod.uid)
 
     def compute_cost(self, victims: Iterable[PodRecord]) -> tuple[int, int, int, float]:
         """Cost of a set of victims as for kube-scheduler, gangs with all of their pods; smaller is better."""
@@ -151,8 +153,8 @@ def drop_needless(victims: Sequence[Victim], is_enough: Callable[[Sequence[Victi
     return kept
 
 
-def make_eviction_key(pod: PodRecord) -> tuple[int, float, str]:
-    """Order pods as kube-scheduler does: the least important one is evicted first."""
+def make_importance_key(pod: PodRecord) -> tuple[int, float, str]:
+    """Sort key of pods by their own importance, the least first: kube-scheduler's MoreImportantPod."""
     return pod.priority, -_get_start_time(pod), pod.uid
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from scheduler_plugin.cache.amounts import sum_amounts
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, find_violations
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, make_eviction_key
+from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, make_importance_key
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
 
@@ -103,7 +103,7 @@ def choose_victims(
         return proposed
     if best is None:
         return None
-    order = sorted([*best, *records], key=make_eviction_key, reverse=True)
+    order = sorted([*best, *records], key=make_importance_key, reverse=True)
     unknown = [uid for uid in fixed.foreign if uid not in pods]
     count = len(_find_violating(best, budgets)) + fixed.violations
     return VictimSet((*(pod.uid for pod in order), *unknown), count)
@@ -146,7 +146,7 @@ def _reprieve(
     if not group or not suffices(gone):
         return None
     protected = _find_violating([*group, *fixed], budgets)
-    by_importance = sorted(group, key=room.make_eviction_key, reverse=True)
+    by_importance = sorted(group, key=room.make_loss_key, reverse=True)
     for pod in sorted(by_importance, key=lambda pod: pod.uid not in protected):
         del gone[pod.uid]
         if not suffices(gone):
@@ -156,7 +156,7 @@ def _reprieve(
 
 def _find_violating(pods: Iterable[PodRecord], budgets: DisruptionBudgets) -> frozenset[str]:
     """Find pods whose eviction violates a budget; the most important pods use up budgets first."""
-    return find_violations(budgets, sorted(pods, key=make_eviction_key, reverse=True))
+    return find_violations(budgets, sorted(pods, key=make_importance_key, reverse=True))
 
 
 def _make_rank(

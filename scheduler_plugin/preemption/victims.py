@@ -127,7 +127,7 @@ def plan_on_node(
     leaving = [uid for uid, each in room.pods.items() if eligible.is_leaving(each)]
     candidates = [
         each
-        for uid, each in sorted(room.pods.items(), key=lambda item: room.make_eviction_key(item[1]))
+        for uid, each in sorted(room.pods.items(), key=lambda item: room.make_loss_key(item[1]))
         if room.freed[uid]
         and eligible.can_evict(each, pod.priority)
         and room.get_priority(each) < pod.priority
@@ -167,7 +167,7 @@ def _find_cheapest(
     for choose in choices:
         group = choose()
         if group is not None and eligible.keeps_budgets(group) and fits(group):
-            return drop_needless(sorted(group, key=room.make_eviction_key), fits)
+            return drop_needless(sorted(group, key=room.make_loss_key), fits)
     return None
 
 

@@ -232,6 +232,24 @@ def test_a_victim_of_a_pod_group_counts_with_all_of_it_if_that_is_a_gang(
     assert names(plan(world)) == expected
 
 
+def test_of_equal_gangs_the_one_goes_whose_oldest_pod_started_last(world: PreemptionWorld) -> None:
+    """Of the two pods here, a started last: it joined its gang late."""
+    world.node("n", (8,))
+    world.node("m", (8, 8))
+    for name, gang, node, card, minute in (
+        ("a", "g", "n", 0, 30),
+        ("b", "h", "n", 0, 20),
+        ("a-first", "g", "m", 0, 10),
+        ("b-other", "h", "m", 1, 20),
+    ):
+        status = {"startTime": f"2027-01-15T07:{minute}:00Z"}
+        world.run(node, name, card, 4, 1, status=status, **in_gang(gang))
+    for name in "nm":
+        world.publish(name)
+    assert names(plan(world, 4)) == {"b"}
+    assert world.preempt(world.create("urgent", 4, spec={"priority": 10}), n=["a"]) == {"n": (["b"], 0)}
+
+
 def test_a_gang_with_a_pod_that_is_as_important_loses_none(world: PreemptionWorld) -> None:
     world.node("n", (8,))
     world.node("m", (8,))

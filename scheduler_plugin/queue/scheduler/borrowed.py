@@ -95,19 +95,19 @@ class BorrowedPods:
     def list_borrowed(
         self, cohort: Cohort, queue_name: str, leaving: Collection[QueuedPod]
     ) -> list[VictimGroup]:
-        """List the pods with which other queues exceed their own quota, by `make_eviction_key`."""
+        """List the pods with which other queues exceed their own quota, by `make_reclaim_key`."""
         borrowed = []
         uids = {pod.uid for pod in leaving}
         gone = self.sum_units_by_queue(leaving)
         for name in cohort.list_borrowers(queue_name):
             left = cohort.accounts[name].borrowed - gone.get(name, 0)
-            for group in sorted(self._list_groups(name, uids), key=make_eviction_key):
+            for group in sorted(self._list_groups(name, uids), key=make_reclaim_key):
                 if left <= 0:
                     break
                 if all(map(self._can_evict, group.pods)):
                     left -= self.sum_units_by_queue(group.pods).get(name, 0)
                     borrowed.append(group)
-        return sorted(borrowed, key=make_eviction_key)
+        return sorted(borrowed, key=make_reclaim_key)
 
     def _list_groups(self, queue_name: str, leaving: Collection[str]) -> Iterator[VictimGroup]:
         """List the staying pods admitted on a queue's quota; admitted pods of a gang form one group."""
@@ -149,7 +149,7 @@ class BorrowedPods:
         return _is_overdue(self._queue.queued_pods[uid], since, now)
 
 
-def make_eviction_key(victims: VictimGroup) -> tuple[int, float, str]:
+def make_reclaim_key(victims: VictimGroup) -> tuple[int, float, str]:
     """Sort key of victims: the smallest priority first, then the youngest.
 
     A gang is as old as its oldest pod.

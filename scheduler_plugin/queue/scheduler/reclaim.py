@@ -25,7 +25,7 @@ from scheduler_plugin.queue.scheduler.borrowed import (
     BorrowedPods,
     PendingEvictions,
     group_by_node,
-    make_eviction_key,
+    make_reclaim_key,
 )
 from scheduler_plugin.queue.scheduler.gang_capacity import GangPlacer, count_pods, list_pods
 from scheduler_plugin.queue.scheduler.queue import Queue
@@ -410,7 +410,7 @@ class _VictimSearch:
         Of sets with equally many pods, the one whose last victim comes first in the order of eviction wins,
         and so on.
         """
-        remaining = sorted(victims, key=make_eviction_key)
+        remaining = sorted(victims, key=make_reclaim_key)
         for victim in remaining[::-1]:
             fewer = [other for other in remaining if other is not victim]
             if self._is_enough(placer, fewer):
@@ -439,7 +439,7 @@ class _VictimSearch:
 
 def _make_order_key(victims: Collection[VictimGroup]) -> tuple[int, list[tuple[int, float, str]]]:
     """Sort key of victim sets: the fewest pods, then the set whose last victim comes first in order."""
-    return count_pods(victims), sorted(map(make_eviction_key, victims), reverse=True)
+    return count_pods(victims), sorted(map(make_reclaim_key, victims), reverse=True)
 
 
 def _list_in_order(queue: QueueState) -> list[QueuedWorkload[Needs]]:

@@ -159,7 +159,7 @@ MUTANTS = (
     ),
     Mutant(
         "reclaim: of equally many the youngest of the smallest priority go",
-        borrowed.make_eviction_key,
+        borrowed.make_reclaim_key,
         "    return (victims.priority, -oldest.waiting_since, oldest.uid)\n",
         "    return (0, oldest.waiting_since, oldest.uid)\n",
         of("reclaim"),
