@@ -216,13 +216,22 @@ def dump_allocation(
 
 
 def load_allocation(text: str) -> Allocation:
-    """Read `gpupack.io/allocation`; the caller compares the UID, for annotations get copied.
+    """Read `gpupack.io/allocation`, of whatever pod; see `read_own_allocation`.
 
     Raises:
         RequestError: not {"uid", "containers"} with containers as in `load_assigned`.
     """
     record = _ALLOCATION.decoded(text)
     return Allocation(record.uid, _checked(record.containers, _ALLOCATION, text), record.memory)
+
+
+def read_own_allocation(text: str | None, uid: str) -> Allocation | None:
+    """Read the `gpupack.io/allocation` of a pod; None if it has none, or one that is unreadable or copied."""
+    try:
+        allocation = None if text is None else load_allocation(text)
+    except RequestError:
+        return None
+    return allocation if allocation is not None and allocation.uid == uid else None
 
 
 def dump_holds(holds: Holds) -> str:

@@ -8,11 +8,10 @@ from typing import Final
 
 import structlog
 
-from allocator.errors import AllocatorError
 from allocator.ledger import PodAccount
 from allocator.ledger.accounts import NodeAccounts
 from allocator.names import POD_ALLOCATION
-from allocator.records import Assignment, MemoryRecord, dump_allocation, load_allocation
+from allocator.records import Assignment, MemoryRecord, dump_allocation, read_own_allocation
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject
 from deviceplugin.allocation.own_pods import OwnPods
@@ -125,7 +124,7 @@ class AllocationAnnotator:
         return dump_allocation(
             uid,
             assignment,
-            self._use.list_records(pod.runtime_uid, assignment, lambda: _read_memory(_written(pod))),
+            self._use.list_records(pod.runtime_uid, assignment, lambda: _read_memory(_written(pod), uid)),
         )
 
     async def _write(self, uid: str, item: PodObject, text: str) -> bool:
@@ -156,12 +155,9 @@ def _written(pod: PodObject) -> str | None:
     return pod.metadata.get_annotation(POD_ALLOCATION)
 
 
-def _read_memory(text: str | None) -> Mapping[str, Mapping[str, MemoryRecord]]:
-    """Read the memory that an annotation states; empty if it is missing or unreadable."""
-    try:
-        return load_allocation(text).memory if text is not None else {}
-    except AllocatorError:
-        return {}
+def _read_memory(text: str | None, uid: str) -> Mapping[str, Mapping[str, MemoryRecord]]:
+    allocation = read_own_allocation(text, uid)
+    return {} if allocation is None else allocation.memory
 
 
 def _cards(assignment: Assignment) -> list[str]:

@@ -1,14 +1,10 @@
 """Explains a running pod: its cards, the other pods on them, and what it was allocated."""
 
-from collections.abc import Sequence
 from typing import Final
 
-from allocator.errors import AllocatorError
-from allocator.names import POD_ALLOCATION
 from allocator.quantity import format_memory
-from allocator.records import MemoryRecord, load_allocation
 from gpupack.inventory.objects import NodesAndPods as TopCluster
-from gpupack.inventory.records import CardRow
+from gpupack.inventory.records import CardRow, PodRow
 from gpupack.inventory.rows import build_rows
 from gpupack.whatif.answers import PodCard, PodUnits
 from gpupack.whatif.cluster import Cluster
@@ -28,11 +24,11 @@ def list_pod_cards(cluster: Cluster, pod: Pod) -> tuple[tuple[PodCard, ...], tup
     seated = [each for each in cluster.pods.values() if each.spec.node_name == name]
     row = build_rows(TopCluster([node], seated, list(cluster.claims.values())), [name])[0]
     uid = pod.metadata.uid
-    memory_of = _memory(pod)
     pod_cards = tuple(
-        _use(card, uid, cluster.unit_mib, memory_of.get(card.uuid or "", []))
+        _make_pod_card(card, own, cluster.unit_mib)
         for card in row.cards
-        if any(each.uid == uid for each in card.pods)
+        for own in card.pods
+        if own.uid == uid
     )
     notes = [f"node {name}: {row.error}"] if row.error else []
     if not pod_cards:
@@ -58,27 +54,7 @@ def _explain_no_card(cluster: Cluster, pod: Pod) -> str:
     return f"{cards} by its ResourceClaims: not prepared yet, or another pod that shares them has the units"
 
 
-def _memory(pod: Pod) -> dict[str, list[MemoryRecord]]:
-    """Read the memory that the node wrote into a pod, by the card's UUID."""
-    text = pod.metadata.get_annotation(POD_ALLOCATION)
-    try:
-        allocation = load_allocation(text) if text is not None else None
-    except AllocatorError:
-        return {}
-    found: dict[str, list[MemoryRecord]] = {}
-    if allocation is not None and allocation.uid == pod.metadata.uid:
-        for by_card in allocation.memory.values():
-            for uuid, record in by_card.items():
-                found.setdefault(uuid, []).append(record)
-    return found
-
-
-def _use(card: CardRow, uid: str, unit_mib: int, memory_of: Sequence[MemoryRecord]) -> PodCard:
-    own = [pod for pod in card.pods if pod.uid == uid]
-    promised = sum(pod.units for pod in own)
-    used = [record.used for record in memory_of if record.used is not None]
-    held_by = {record.held for record in memory_of}
-    compute_by = {record.compute_held for record in memory_of if record.compute_held}
+def _make_pod_card(card: CardRow, own: PodRow, unit_mib: int) -> PodCard:
     return PodCard(
         card=card.index,
         uuid=card.uuid,
@@ -86,17 +62,17 @@ def _use(card: CardRow, uid: str, unit_mib: int, memory_of: Sequence[MemoryRecor
         size_units=card.size_units,
         used_units=card.used_units,
         free_units=card.free_units,
-        promised_units=promised,
-        used_mib=sum(used) if used and len(used) == len(memory_of) else None,
-        limit_mib=promised * unit_mib if held_by and held_by <= LIMITED else None,
-        held=held_by.pop() if len(held_by) == 1 else "",
-        share=own[0].share,
-        compute=sum(pod.compute for pod in own),
+        promised_units=own.units,
+        used_mib=own.used_mib,
+        limit_mib=own.units * unit_mib if own.held in LIMITED else None,
+        held=own.held,
+        share=own.share,
+        compute=own.compute,
         compute_in_use=card.compute_in_use,
-        compute_held=compute_by.pop() if len(compute_by) == 1 else "",
+        compute_held=own.compute_held,
         neighbours=tuple(
             PodUnits(pod.namespace, pod.name or pod.uid, pod.units, (card.index,))
             for pod in card.pods
-            if pod.uid != uid
+            if pod is not own
         ),
     )

@@ -1,13 +1,11 @@
 """Finds which pods sit on which card: from the node's holds, else from the pods' annotations."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from allocator.claims import ClaimObject
-from allocator.errors import AllocatorError
 from allocator.names import COMPUTE_RESOURCE, POD_ALLOCATION
 from allocator.podcards import (
     assigned_units,
@@ -17,8 +15,9 @@ from allocator.podcards import (
     unheld_units,
     units_of_pod,
 )
-from allocator.records import Holds, load_allocation
+from allocator.records import Holds, MemoryRecord, read_own_allocation
 from allocator.request import PodRequest
+from deviceplugin.gpus.api.memory_limits import Enforcement
 from gpupack.inventory.records import CardRow, PodRow, Share
 from kubeapi.errors import make_printable
 from kubeapi.objects import Pod
@@ -139,19 +138,31 @@ def _read_use(pod: Pod) -> dict[str, _Use]:
         MiB, None if they lack one container; what limits it; percent of compute, of the containers that ask
         for some, None if there are none; what limits that.
     """
-    use: dict[str, _Use] = {}
-    with suppress(AllocatorError):
-        allocation = load_allocation(pod.metadata.get_annotation(POD_ALLOCATION) or "")
-        cards = allocation.memory.values() if allocation.uid == pod.metadata.uid else ()
-        for uuid, record in (pair for card in cards for pair in card.items()):
-            before_mib, _, busy, compute_by = use.get(uuid, (0, "", None, ""))
-            known = before_mib is not None and record.used is not None
-            used_mib = (before_mib or 0) + (record.used or 0) if known else None
-            if record.compute is not None:
-                busy = (busy or 0) + record.compute
-            compute_by = make_printable(record.compute_held) or compute_by
-            use[uuid] = used_mib, make_printable(record.held), busy, compute_by
-    return use
+    allocation = read_own_allocation(pod.metadata.get_annotation(POD_ALLOCATION), pod.metadata.uid)
+    by_card: dict[str, list[MemoryRecord]] = {}
+    for cards in () if allocation is None else allocation.memory.values():
+        for uuid, record in cards.items():
+            by_card.setdefault(uuid, []).append(record)
+    return {uuid: _sum_use(records) for uuid, records in by_card.items()}
+
+
+def _sum_use(records: Sequence[MemoryRecord]) -> _Use:
+    """Add up what the containers of a pod use of a card."""
+    used_mib = [record.used for record in records if record.used is not None]
+    percent = [record.compute for record in records if record.compute is not None]
+    return (
+        sum(used_mib) if len(used_mib) == len(records) else None,
+        _join_holders({record.held for record in records}),
+        sum(percent) if percent else None,
+        _join_holders({record.compute_held for record in records} - {""}),
+    )
+
+
+def _join_holders(holders: Collection[str]) -> str:
+    """Say what limits a pod, by what limits its containers: nothing, if nothing limits one of them."""
+    if len(holders) == 1:
+        return make_printable(*holders)
+    return Enforcement.ACCOUNTED.value if Enforcement.ACCOUNTED.value in holders else ""
 
 
 def asks_compute(pod: Pod) -> bool:

@@ -20,7 +20,8 @@ class PodRow:
         namespace, name: empty when only its UID is known.
         units: on the card; of the whole pod where the card is not known.
         used_mib: MiB that it uses there as of lately, None if nobody tells.
-        held: what holds it to its share: `driver`, `mps`, `accounted`; empty if nobody tells.
+        held: what holds it to its share: `driver`, `mps`, `accounted` if one of its containers is; empty if
+            nobody tells.
         compute: percent of the card's compute that it asks for there; 0 if it takes what is left.
         used_compute: percent of the time in which it kept the card busy, as of lately; None if nobody tells.
         compute_held: what holds it to its compute: `mps`, `accounted`; empty if nobody tells.

@@ -24,7 +24,7 @@ from allocator.names import (
 )
 from allocator.packing import MAX_CARDS
 from allocator.quantity import recall_bytes, recall_milli
-from allocator.records import Assignment, load_allocation, load_assigned
+from allocator.records import Assignment, load_assigned, read_own_allocation
 from allocator.request import PodRequest, parse_admitted
 from kubeapi.metadata import parse_resource_version, parse_time
 from kubeapi.objects import Container, Pod, ResourceList, ResourceRequirements
@@ -460,22 +460,14 @@ def _read_amount(
 def _read_cards(annotations: dict[str, str], uid: str) -> tuple[Assignment | None, Assignment | None]:
     """Read the cards that scheduler and node have written; an unreadable annotation counts as none."""
     assigned: Assignment | None = None
-    allocated: Assignment | None = None
     text = annotations.get(POD_ASSIGNED)
     if text is not None:
         try:
             assigned = load_assigned(text)
         except RequestError:
             assigned = None
-    text = annotations.get(POD_ALLOCATION)
-    if text is not None:
-        try:
-            allocation = load_allocation(text)
-        except RequestError:
-            allocation = None
-        if allocation is not None and allocation.uid == uid:
-            allocated = allocation.containers
-    return assigned, allocated
+    allocation = read_own_allocation(annotations.get(POD_ALLOCATION), uid)
+    return assigned, None if allocation is None else allocation.containers
 
 
 def read_planned_uuids(annotations: dict[str, str] | None) -> frozenset[str]:

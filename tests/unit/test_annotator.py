@@ -6,8 +6,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from allocator.names import POD_ALLOCATION
+from allocator.records import MemoryRecord, dump_allocation
 from deviceplugin.allocation.objects import PodObject
+from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.publishing.annotator import REPAIR_S, AllocationAnnotator
+from deviceplugin.publishing.published_use import PublishedUse
 from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable
 from kubeapi.objects import ObjectMeta
 from tests.ledger_world import ids, pod
@@ -60,6 +63,21 @@ async def test_an_allocation_is_written_once():
 async def test_an_allocation_that_is_there_already_is_left_alone_unless_it_is_a_copy(uid, written):
     bench, annotator = annotating(f'{{"uid":"{uid}","containers":{{"main":[["c0",3]]}}}}')
     assert len(await annotated(bench, annotator)) == written
+
+
+@pytest.mark.parametrize(("uid", "used"), [("a", 700), ("other", None)], ids=["its own", "a copied one"])
+async def test_what_a_pod_used_is_kept_over_a_restart_unless_another_pod_used_it(uid, used):
+    bench = admitted()
+    memory = {"main": {"c0": MemoryRecord("driver", 700)}}
+    written = dump_allocation(uid, {"main": (("c0", 3),)}, memory)
+    bench.pods.pods_by_uid["a"] = pod_object("pod-a", written)
+    annotator = AllocationAnnotator(
+        bench.api, bench.account, bench.pods, PublishedUse(lambda *_: Enforcement.DRIVER, bench.account.now_s)
+    )
+    notes = await annotated(bench, annotator)
+    # Its own annotation says all of it already: nothing is written.
+    told = dict(notes).get("pod-a", json.loads(written))
+    assert told["memory"]["main"]["c0"] == {"held": "driver"} | ({"used": used} if used else {})
 
 
 async def test_an_allocation_that_somebody_changed_is_written_again_once_a_minute():

@@ -7,8 +7,9 @@ from click.testing import CliRunner
 from msgspec import structs
 
 import gpupack
-from allocator.names import PACKED_LAYOUT, PERCENT_RESOURCE, resource_name
+from allocator.names import PACKED_LAYOUT, PERCENT_RESOURCE, POD_ALLOCATION, resource_name
 from allocator.place import place
+from allocator.records import MemoryRecord, dump_allocation
 from gpupack import InputError
 from gpupack.cli.fit import fit
 from gpupack.diagnose import explain_pod
@@ -18,6 +19,7 @@ from gpupack.whatif.rendering import format_fit, format_why
 from gpupack.whatif.snapshot import make_snapshot
 from scheduler_plugin.cache.cards import build_cards
 from tests.ask_world import Node, Pod, World, by_extender, without_words
+from tests.cluster_builders import uuid
 
 GIB = resource_name(1024)
 
@@ -142,6 +144,23 @@ def test_a_running_pod_is_told_its_compute():
     for held, said in (("", ""), ("mps", " (mps)"), ("accounted", ", and nothing refuses more")):
         told = format_why(structs.replace(answer, cards=(structs.replace(card, compute_held=held),)))
         assert f"of its compute 40 percent are promised to it{said}, 65 percent by all together" in told
+
+
+@pytest.mark.parametrize(
+    ("held", "limit", "said"),
+    [
+        (("driver", "driver"), 4096, "and can use 4096 MiB at most (driver)"),
+        (("driver", "accounted"), None, "and nothing refuses more than the promise"),
+        (("", "driver"), None, "and not what holds it to its share"),
+    ],
+)
+def test_a_running_pod_is_limited_if_each_of_its_containers_is(held, limit, said):
+    memory = {f"c{number}": {uuid("n", 0): MemoryRecord(each)} for number, each in enumerate(held)}
+    got = dump_allocation("uid-a", {"c0": ((uuid("n", 0), 4),)}, memory)
+    pod = Pod("a", 4, "n", (0,), policies=((POD_ALLOCATION, got),))
+    answer = explain_pod(World((Node("n", (16,)),), (pod,)).cluster, "default", "a")
+    assert (answer.cards[0].limit_mib, answer.cards[0].used_mib) == (limit, None)
+    assert said in format_why(answer)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_the_table_has_a_line_for_each_pod_on_each_card():
 
 def test_what_pods_really_use_is_told_by_their_annotation():
     driver, accounted = MemoryRecord("driver", 700, 25, "mps"), MemoryRecord("accounted")
-    memory = {"main": {"GPU-a": driver, "GPU-b": driver}, "side": {"GPU-a": driver, "GPU-b": accounted}}
+    memory = {"main": {"GPU-a": driver, "GPU-b": accounted}, "side": {"GPU-a": driver, "GPU-b": driver}}
 
     def told(uid: str) -> str:
         return dump_allocation(uid, {"main": (("GPU-a", 4),)}, memory)
