@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from enum import Enum, auto
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -19,6 +20,8 @@ from scheduler_plugin.binding.committer import Committer, PendingBinding
 from scheduler_plugin.binding.pod_claims import BoundPodClaim
 from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.errors import CommitError
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -223,24 +226,17 @@ class Binder:
             raise CommitError("this gpupack scheduler may not bind now; it is tried again")
 
     async def _send_binding(self, commitment: PendingBinding) -> str:
-        pod = commitment.pod
-        annotations = {} if commitment.assigned is None else {POD_ASSIGNED: commitment.assigned}
-        version = pod.resource_version
+        version = commitment.pod.resource_version
         if commitment.claim is not None:
+            write_claim = partial(self._write_claim, commitment, commitment.claim)
             try:
-                version = await self._write_claim(commitment, commitment.claim)
+                version = await self._write_pod(commitment, version, write_claim)
             except (CommitError, KubeApiError, *UNREADABLE) as error:
                 self._forget(commitment)
                 return f"claim of the pod not written: {error}"
         self._in_flight += 1
         try:
-            try:
-                await self._post_binding(commitment, annotations, version)
-            except Conflict:
-                version = await self._read_newer_version(commitment)
-                if not version:
-                    raise
-                await self._post_binding(commitment, annotations, version)
+            await self._write_pod(commitment, version, partial(self._post_binding, commitment))
         except KubeApiError as error:
             if error.maybe_done:
                 self._resolve_later(commitment)
@@ -257,10 +253,24 @@ class Binder:
             self._last_sent_at = self.clock()
         return ""
 
-    async def _post_binding(
-        self, commitment: PendingBinding, annotations: Mapping[str, str], version: str
-    ) -> None:
+    async def _write_pod(
+        self, commitment: PendingBinding, version: str, write: Callable[[str], Awaitable[T]]
+    ) -> T:
+        """Make a write that names the pod's resourceVersion, once more if a scheduler has patched its status.
+
+        kube-scheduler may do that between filter and bind.
+        """
+        try:
+            return await write(version)
+        except Conflict:
+            version = await self._read_newer_version(commitment)
+            if not version:
+                raise
+            return await write(version)
+
+    async def _post_binding(self, commitment: PendingBinding, version: str) -> None:
         pod = commitment.pod
+        annotations = {} if commitment.assigned is None else {POD_ASSIGNED: commitment.assigned}
         await self.api.bind(
             pod.namespace,
             pod.name,
@@ -272,9 +282,7 @@ class Binder:
         )
 
     async def _read_newer_version(self, commitment: PendingBinding) -> str:
-        """Read the resourceVersion with which a Binding that was refused with 409 can be sent once more.
-
-        kube-scheduler may have patched the pod's status between filter and bind.
+        """Read the resourceVersion with which a write that was refused with 409 can be made once more.
 
         Returns:
             Empty if the pod has changed in anything else, or if this process may not bind any more.
@@ -294,7 +302,7 @@ class Binder:
         assumed.pod = replace(assumed.pod, resource_version=record.resource_version)
         return record.resource_version
 
-    async def _write_claim(self, commitment: PendingBinding, claim: BoundPodClaim) -> str:
+    async def _write_claim(self, commitment: PendingBinding, claim: BoundPodClaim, version: str) -> str:
         """Write a pod's claim; returns the pod's resourceVersion after that.
 
         Raises:
@@ -303,7 +311,7 @@ class Binder:
         """
         if self.claims is None:
             raise CommitError("this gpupack scheduler writes no claims; allowed: nodes of the device plugin")
-        version = await self.claims.write(claim, commitment.pod.resource_version)
+        version = await self.claims.write(claim, version)
         if commitment.assumed is not None:
             # From now on a later version means that the Binding will be refused.
             commitment.assumed.pod = replace(commitment.assumed.pod, resource_version=version)

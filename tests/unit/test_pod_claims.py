@@ -29,7 +29,7 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.binding_world import ARGS, Api, Leader, T
-from tests.cluster_builders import container, node, pod, uuid
+from tests.cluster_builders import container, node, pod, pod_object, uuid
 
 RESOURCE = "gpupack.io/gpu-memory-gib"
 SERVES = {NODE_SERVES: SERVES_CLAIMS}
@@ -135,7 +135,7 @@ class Claims(Api):
     def __init__(self) -> None:
         super().__init__()
         self.claims: dict[str, dict[str, Any]] = {}
-        self.version = 3
+        self.version = self.pod_version = 3
         self.writes: list[str] = []
         self.fail_at: tuple[int, KubeApiError] | None = None
         self.status: dict[str, Any] = {}
@@ -156,6 +156,8 @@ class Claims(Api):
             case "patch":
                 assert path == "/api/v1/namespaces/default/pods/p/status"
                 self._write("status")
+                if body["metadata"]["resourceVersion"] != str(self.pod_version):
+                    raise Conflict("stale", status=409)
                 self.status = body["status"]
                 self.on_status()
                 return {"metadata": {"resourceVersion": str(self.version)}}
@@ -256,6 +258,22 @@ async def test_the_watch_that_shows_the_pods_new_status_lets_no_card_go() -> Non
     # A change after that of the Binding means that it is refused.
     world.state.apply_pod(pod("p", 8, version=api.version + 1, labels={"changed": "yes"}), 0)
     assert int(world.state.nodes.assumed.sum()) == 0
+
+
+async def test_a_status_that_kube_scheduler_has_patched_meanwhile_is_written_once_more() -> None:
+    """As a Binding is: for pods of a PodGroup kube-scheduler writes nominatedNodeName before it binds."""
+    api = Claims()
+    api.pod, api.pod_version = pod_object("p", 8, version=5, status={"nominatedNodeName": "n"}), 5
+    assert await World(api).binder.bind(*ARGS) == ""
+    assert api.writes == ["create", "allocate", "status", "status", "binding"]
+    assert len(api.allocated) == 1
+
+
+async def test_a_status_of_a_pod_that_has_changed_otherwise_is_not_written() -> None:
+    api = Claims()
+    api.pod, api.pod_version = pod_object("p", 8, version=5, labels={"changed": "yes"}), 5
+    assert (await World(api).binder.bind(*ARGS)).startswith("claim of the pod not written")
+    assert api.writes == ["create", "allocate", "status"]
 
 
 async def test_the_first_bind_of_a_process_keeps_its_allocation() -> None:
