@@ -34,6 +34,9 @@ from scheduler_plugin.cache.gang_names import read_gang_key
 STANDARD_RESOURCES: Final = frozenset({"cpu", "memory", "pods"})
 """Resources that are no further ones, beside those of `OWN_PREFIX`."""
 
+OVERDUE_AFTER_S: Final = 60.0
+"""A pod that is there so long after its grace period ended is not about to leave: its kubelet may be gone."""
+
 MAX_REQUESTED: Final = 1 << 53
 """More thousandths of a core, or bytes, than any machine has; the API server accepts far larger requests."""
 

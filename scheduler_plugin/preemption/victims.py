@@ -21,7 +21,7 @@ from allocator.cards import CardAmounts
 from allocator.place import place
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, keeps_budgets
-from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.cache.pods import OVERDUE_AFTER_S, PodRecord
 from scheduler_plugin.cache.reservations import Reservation
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.preemption.node_victims import (
@@ -32,9 +32,6 @@ from scheduler_plugin.preemption.node_victims import (
     read_node,
 )
 from scheduler_plugin.scheduling.request import SchedulingRequest
-
-OVERDUE_AFTER_S: Final = 60.0
-"""A pod that is there so long after its grace period ended is not about to leave: its kubelet may be gone."""
 
 MAX_SUMS: Final = 4096
 """Sums of units that are kept in the search for a card's cheapest victims; beyond, a simpler way is used."""

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from allocator.names import COMPUTE_RESOURCE
 from allocator.place import place
 from scheduler_plugin.cache.disruption_budgets import keeps_budgets
+from scheduler_plugin.cache.pods import OVERDUE_AFTER_S
 from scheduler_plugin.preemption.node_victims import compute_cost, read_node
-from scheduler_plugin.preemption.victims import OVERDUE_AFTER_S, EvictionRules, plan_on_node
+from scheduler_plugin.preemption.victims import EvictionRules, plan_on_node
 from tests.cluster_builders import container
 from tests.examples import examples
 from tests.preemption_world import EPOCH_S, PreemptionWorld

@@ -4,6 +4,7 @@ import pytest
 
 from allocator.names import POD_CONTAINERS
 from kubeapi.errors import Forbidden, TimedOut, TooManyRequests, Unreachable
+from scheduler_plugin.cache.pods import OVERDUE_AFTER_S
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.preemption.preemptor import (
     KUBE_PREEMPTION_S,
@@ -11,7 +12,6 @@ from scheduler_plugin.preemption.preemptor import (
     REST_S,
     SPARED_VICTIM_S,
 )
-from scheduler_plugin.preemption.victims import OVERDUE_AFTER_S
 from tests.cluster_builders import container
 from tests.preemption_world import BUDGET_SAYS_NO, PreemptionWorld
 

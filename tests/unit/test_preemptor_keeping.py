@@ -8,6 +8,7 @@ import pytest
 from allocator.request import ContainerRequest, PodRequest
 from kubeapi.errors import Unreachable
 from scheduler_plugin.cache.group_holds import HOLD_S
+from scheduler_plugin.cache.pods import OVERDUE_AFTER_S
 from scheduler_plugin.preemption.nominations import (
     EVICTION_TIMEOUT_S,
     FOREIGN_NOMINATION_S,
@@ -23,7 +24,6 @@ from scheduler_plugin.preemption.preemptor import (
     REST_S,
     SEARCH_PAUSE_FACTOR,
 )
-from scheduler_plugin.preemption.victims import OVERDUE_AFTER_S
 from tests.preemption_world import BUDGET_SAYS_NO, PreemptionApi, PreemptionWorld
 
 

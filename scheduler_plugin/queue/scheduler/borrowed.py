@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from kubeapi.backoff import KeyedBackoff
+from scheduler_plugin.cache.pods import OVERDUE_AFTER_S
 from scheduler_plugin.queue.cache.queued_pods import Gang, Phase, QueuedPod, VictimGroup
 from scheduler_plugin.queue.config.quota import Cohort
 from scheduler_plugin.queue.scheduler.queue import Queue
 
 PROTECTED_S: Final = (15.0, 300.0)
 """The shortest and the longest time for which a pod that could not be evicted is passed over for others."""
-
-LATE_S: Final = 60.0
-"""A pod that is still there so long after its grace period is not counted on: its node may be dead."""
 
 MOST_ON_NODE: Final = 64
 """Borrowed pods of a node that are considered, the youngest ones."""
@@ -59,7 +57,12 @@ class BorrowedPods:
         ending = {uid for uid, pod in pods.items() if pod.queue_info.ending}
         self._ending = {uid: self._ending.get(uid, now) for uid in ending}
         for going in self.pending.values():
-            going.uids = {uid for uid in going.uids if uid in pods and not self._is_late(going, uid, now)}
+            known = {uid: self._ending.get(uid, going.since) for uid in going.uids if uid in pods}
+            going.uids = {
+                uid
+                for uid, since in known.items()
+                if not _is_overdue(pods[uid], max(since, going.since), now)
+            }
 
     def protect_pod(self, uid: str, now: float) -> None:
         """Skip a pod for a while, because its eviction was refused."""
@@ -143,11 +146,6 @@ class BorrowedPods:
         bound = pod.requirements is not None and pod.phase is Phase.BOUND and not pod.record.is_mirror
         return bound and not pod.queue_info.ending and not self._protected.is_paused(pod.uid)
 
-    def _is_late(self, going: PendingEvictions, uid: str, now: float) -> bool:
-        """Return True if a pod should have gone long ago, so that we no longer wait for it."""
-        since = max(self._ending.get(uid, going.since), going.since)
-        return _is_overdue(self._queue.queued_pods[uid], since, now)
-
 
 def make_reclaim_key(victims: VictimGroup) -> tuple[int, float, str]:
     """Sort key of victims: the smallest priority first, then the youngest.
@@ -174,4 +172,4 @@ def group_by_node(borrowed: Sequence[VictimGroup]) -> Mapping[str, list[VictimGr
 
 def _is_overdue(pod: QueuedPod, since: float, now: float) -> bool:
     """Return True if a pod that was asked to end at `since` should have ended by now."""
-    return now - since >= pod.queue_info.grace_s + LATE_S
+    return now - since >= pod.queue_info.grace_s + OVERDUE_AFTER_S
