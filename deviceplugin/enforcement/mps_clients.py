@@ -116,7 +116,6 @@ class MpsClients:
             problem, grant = "it has several cards", ContainerGrant()
         else:
             problem, grant = await self._join(uuid, mib, compute, ids)
-            self._read_limited(uuid)
         if compute and self._requires_compute and (problem or not grant.envs):
             raise AllocationRefusedError(
                 "not-ready",
@@ -143,9 +142,12 @@ class MpsClients:
             problem = f"the card has all {state.clients} clients"
         else:
             try:
-                return "", await self._service.make_grant(uuid, state, 0 if is_held else mib, limit, ids)
+                grant = await self._service.make_grant(uuid, state, 0 if is_held else mib, limit, ids)
             except GpuError as error:
                 problem = str(error)
+            else:
+                self._read_limited(uuid, state)
+                return "", grant
         log.warning(
             "container is no client", card=uuid, unlimited="compute" if is_held else "memory", reason=problem
         )
@@ -159,12 +161,15 @@ class MpsClients:
                 self._service.forget(uuid, ids)
             except OSError as error:
                 log.warning("what a card's service keeps cannot be given back", card=uuid, error=str(error))
-            self._read_limited(uuid)
+            self._read_limited(uuid, self._states.get(uuid))
 
-    def _read_limited(self, uuid: str) -> None:
-        """Read what a card's service limits now; where that cannot be found out, what it said last stays."""
+    def _read_limited(self, uuid: str, state: MpsClientLimits | None) -> None:
+        """Read what a card's service limits, nothing if it does not answer.
+
+        Where that cannot be found out, what it said last stays.
+        """
         try:
-            self._limited[uuid] = self._service.list_limited(uuid)
+            self._limited[uuid] = set() if state is None else self._service.list_limited(uuid, state)
         except OSError as error:
             log.debug("what a card's service limits cannot be read", card=uuid, error=str(error))
 
@@ -180,7 +185,7 @@ class MpsClients:
         Where that cannot be found out, what it said last stays true: its clients run on.
         """
         states: dict[str, MpsClientLimits] = {}
-        before, unread = self._states, ""
+        before, limited, unread = self._states, dict(self._limited), ""
         for card in self._account.ledger.installed:
             try:
                 state = self._service.read_state(card.uuid)
@@ -188,11 +193,9 @@ class MpsClients:
                 state, unread = before.get(card.uuid), str(error)
             if state is not None:
                 states[card.uuid] = state
+            self._read_limited(card.uuid, state)
         if unread and not self._unread:
             log.warning("whether services answer cannot be read, what they said last stays", error=unread)
-        limited = dict(self._limited)
-        for card in self._account.ledger.installed:
-            self._read_limited(card.uuid)
         self._states, self._unread = states, unread
         for uuid in states.keys() - before.keys():
             log.info("card has a service that holds its clients", card=uuid, clients=states[uuid].clients)

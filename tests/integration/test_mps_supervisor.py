@@ -244,7 +244,11 @@ async def test_namespaces_are_made_as_they_are_wanted_and_again_for_a_new_contro
         assert [files.read_answer(each) for each in (both, compute)] == ["", ""]
         assert history(root, card(0))[2:] == commands
         assert (files.pipe_of(both) / "control").is_socket()
-        assert service.list_limited(card(0)) == {(f"{card(0)}::0", 30, 4096), (f"{card(0)}::p3", 100, 0)}
+        state = service.read_state(card(0))
+        assert service.list_limited(card(0), state) == {
+            (f"{card(0)}::0", 30, 4096),
+            (f"{card(0)}::p3", 100, 0),
+        }
         before = pid_of(root, card(0))
         end(before, signal.SIGKILL)
         await until(lambda: pid_of(root, card(0)) != before and service.read_state(card(0)))
@@ -276,8 +280,9 @@ async def test_a_namespace_that_nobody_wants_any_more_goes_once_its_clients_have
 async def test_a_namespace_that_is_refused_is_said_and_leaves_nothing(root):
     namespace = Namespace("u0", 101, 0)
     files = CardFolder(root, card(0)).namespaces
+    service = MpsService(root)
     async with background(namespace_control(root).run()):
-        await until(lambda: MpsService(root).read_state(card(0)))
+        await until(lambda: service.read_state(card(0)))
         files.want(namespace)
         await answers_for(root, namespace)
         told = files.read_answer(namespace)
@@ -285,7 +290,7 @@ async def test_a_namespace_that_is_refused_is_said_and_leaves_nothing(root):
             "its active thread percentage is 100.00, not 101 (-p 3 namespace set u0_c101_m0 "
         )
         assert told.endswith("status 1: Invalid active thread percentage)")
-        assert MpsService(root).list_limited(card(0)) == set()
+        assert service.list_limited(card(0), service.read_state(card(0))) == set()
         files.withdraw(namespace)
         await until(lambda: not files.list_told() and not files.pipe_of(namespace).exists())
 

@@ -64,8 +64,8 @@ class MpsControl(Protocol):
             GpuError: The service does not limit it.
         """
 
-    def list_limited(self, uuid: str) -> Collection[LimitedContainer]:
-        """List the containers that a card's service limits now; none if it does not answer.
+    def list_limited(self, uuid: str, state: MpsClientLimits) -> Collection[LimitedContainer]:
+        """List the containers that a card's service limits now, which answered with this state.
 
         Raises:
             OSError: They cannot be read now.

@@ -105,11 +105,8 @@ class MpsService:
                     files.withdraw(namespace)
             raise GpuError(f"MPS namespace {namespace.name}: {problem}")
 
-    def list_limited(self, uuid: str) -> Collection[LimitedContainer]:
+    def list_limited(self, uuid: str, state: MpsClientLimits) -> Collection[LimitedContainer]:
         """List the clients of MPS v2, or those of v3 whose namespaces are there, see `MpsControl`."""
-        state = self.read_state(uuid)
-        if state is None:
-            return set()
         folder = CardFolder(self._root, uuid)
         files = folder.namespaces if state.has_namespaces else folder.clients
         return {
