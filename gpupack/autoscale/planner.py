@@ -404,7 +404,8 @@ class _PlaceholderMaker:
         shape = node.shape
         amounts = sum_amounts(kind.amounts for _, kind in node.pods)
         # It is one pod, which asks for units whatever its pods ask for.
-        amounts = amounts._replace(pods=1, units=max(shape.offered, node.units), percent=0)
+        units = max(self.shapes.amounts(shape.name).units, node.units)
+        amounts = amounts._replace(pods=1, units=units, percent=0)
         labels = self._labels(node, self._useless(node, amounts))
         if labels is None:
             return None

@@ -11,7 +11,6 @@ from allocator.names import (
     BATCH_POOL,
     NODE_HOST,
     NODE_LABEL,
-    OWN_PREFIX,
     PERCENT_RESOURCE,
     STARTUP_TAINT,
     resource_name,
@@ -29,6 +28,7 @@ from gpupack.autoscale.shapes import (
 from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.whatif.cluster import Cluster
+from scheduler_plugin.cache.pods import is_other_resource
 
 _CARDS: Final = re.compile(r"([1-9][0-9]{0,3})x([1-9][0-9]{0,9})(?::(.+))?")
 _AWS: Final = "k8s.io/cluster-autoscaler/node-template"
@@ -122,16 +122,14 @@ def _entry(shape: Shape, unit_mib: int) -> dict[str, Any]:
     cards: list[dict[str, Any]] = []
     for model, size in dict.fromkeys(shape.card_set):
         cards.append({"count": shape.card_set.count((model, size)), "model": model, "mib": size * unit_mib})
-    others = {name: value for name, value in amounts.items() if not name.startswith(OWN_PREFIX)}
     entry: dict[str, Any] = {
         "name": shape.labels.get(INSTANCE_TYPE, shape.name),
         "cards": cards,
-        "cpu": others.pop("cpu"),
-        "memory": others.pop("memory"),
+        "cpu": amounts["cpu"],
+        "memory": amounts["memory"],
+        "pods": int(amounts["pods"]),
     }
-    pods = others.pop("pods", None)
-    if pods is not None:
-        entry["pods"] = int(pods)
+    others = {name: value for name, value in amounts.items() if is_other_resource(name)}
     if others:
         entry["resources"] = others
     labels = _group_labels(shape)

@@ -9,26 +9,22 @@ import numpy as np
 
 from allocator.cards import Card
 from allocator.errors import QuantityError, shown
-from allocator.names import (
-    COMPUTE_RESOURCE,
-    NODE_LABEL,
-    OWN_PREFIX,
-    STARTUP_TAINT,
-)
+from allocator.names import COMPUTE_RESOURCE, NODE_LABEL, STARTUP_TAINT
 from allocator.packing import MAX_CARDS
-from allocator.quantity import format_memory, parse_bytes, parse_integer, parse_milli
+from allocator.quantity import format_memory, parse_bytes, parse_milli, recall_integer
 from allocator.request import WHOLE
 from gpupack.autoscale.waiting_pods import with_compute
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
 from kubeapi.bounded_yaml import load_yaml
 from kubeapi.names import LABEL_KEY, LABEL_VALUE, is_label_key, is_label_value
-from kubeapi.objects import Node, Pod
+from kubeapi.objects import Node
 from kubeapi.selectors import HOSTNAME, Taint
-from scheduler_plugin.cache.amounts import NOT_COUNTED, Amounts
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.empty_nodes import make_empty_node
-from scheduler_plugin.cache.pods import is_other_resource, sum_host_requests
+from scheduler_plugin.cache.node_records import read_amount
+from scheduler_plugin.cache.pods import is_other_resource
 from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
 
 INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
@@ -73,9 +69,9 @@ class Shape:
 
     Attributes:
         name: For people, and unlike that of every other shape.
-        node: Such a node, empty, as it is when all its parts have started.
-        offered: Units that its kubelet offers over all cards. A learned shape has the least that a ready node
-            of it offers: an autoscaler may take that very node for its template.
+        node: Such a node, as it is when all its parts have started, and beside the pods that every new node
+            has, see `_sum_empty_nodes`. A learned one offers the fewest units over all cards that a ready
+            node of the shape offers: an autoscaler may take that very node for its template.
         compute: Percent of compute over all cards that an autoscaler knows such a node to offer: as much as
             each of those does that it was learned from.
         nodes: Names of the nodes that it was learned from.
@@ -84,7 +80,6 @@ class Shape:
     name: str
     node: Node
     card_set: CardSet
-    offered: int
     declared: bool = False
     nodes: frozenset[str] = frozenset()
     compute: int = 0
@@ -123,7 +118,7 @@ class Shapes:
     def amounts(self, name: str) -> Amounts:
         """Find what an empty node has besides cards."""
         shape, capacity = self.by_name[name], self.cluster.state.node_records[name].capacity
-        return with_compute(capacity._replace(units=shape.offered), shape.compute)
+        return with_compute(capacity, shape.compute)
 
 
 def read_card_sets(cluster: Cluster) -> dict[str, CardSet]:
@@ -169,22 +164,17 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
         labels = node.metadata.labels or {}
         values = tuple([labels.get(key) for key in wanted])
         groups.setdefault((card_set, values, lasting_taints(node)), []).append(node)
-    daemons = _daemons(cluster)
+    empty = _sum_empty_nodes(cluster)
     shapes = []
     for number, ((card_set, _values, taints), members) in enumerate(
         sorted(groups.items(), key=lambda group: str(group[0]))
     ):
         if number >= MOST_SHAPES:
             break
-        example = max(members[:_EXAMPLES], key=lambda node: (_beside(node, daemons)[0], node.name))
-        offered = [
-            units
-            for node in members
-            if node.ready is not False
-            and 0 < (units := cluster.state.node_records[node.name].capacity.units) < NOT_COUNTED
-        ]
-        total = sum(size for _, size in card_set)
-        cpu, memory = _beside(example, daemons)
+        example = max(members[:_EXAMPLES], key=lambda node: (empty[node.name].cpu_milli, node.name))
+        units = [empty[node.name].units for node in members if node.ready is not False]
+        offered = min((each for each in units if each > 0), default=0)
+        amounts = empty[example.name]._replace(units=offered, percent=0)
         labels = _common_labels(example, members)
         name = f"{labels.get(INSTANCE_TYPE) or describe_card_set(card_set, cluster.unit_mib)} #{number + 1}"
         shapes.append(
@@ -196,14 +186,10 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
                     cluster.unit_mib,
                     labels,
                     taints,
-                    cpu,
-                    memory,
-                    _pods(example),
-                    _other_resources(example),
+                    amounts,
                     _learn_compute_limit(cluster, members),
                 ),
                 card_set,
-                min(offered, default=total),
                 nodes=frozenset(node.name for node in members),
                 compute=min(map(read_offered_compute, members)),
             )
@@ -223,7 +209,7 @@ def _learn_compute_limit(cluster: Cluster, members: Sequence[Node]) -> int:
 
 def read_offered_compute(node: Node) -> int:
     """Read the percent of compute that a node offers over all cards; 0 where it offers none."""
-    return _read(parse_integer, (node.status.allocatable or {}).get(COMPUTE_RESOURCE, 0))
+    return read_amount((node.status.allocatable or {}).get(COMPUTE_RESOURCE), recall_integer)
 
 
 def _common_labels(example: Node, members: Sequence[Node]) -> dict[str, str]:
@@ -248,40 +234,19 @@ def describe_card_set(card_set: CardSet, unit_mib: int) -> str:
     return ", ".join(parts)
 
 
-def _daemons(cluster: Cluster) -> dict[str, list[Pod]]:
-    """List the DaemonSet pods of each node: a new node runs such pods too."""
-    found: dict[str, list[Pod]] = {}
-    for pod in cluster.pods.values():
-        if pod.spec.node_name and pod.is_of_daemon_set:
-            found.setdefault(pod.spec.node_name, []).append(pod)
-    return found
+def _sum_empty_nodes(cluster: Cluster) -> dict[str, Amounts]:
+    """Add up what each node has beside the pods that a new one like it has, too.
 
-
-def _beside(node: Node, daemons: Mapping[str, Sequence[Pod]]) -> tuple[int, int]:
-    """Compute the thousandths of a core and bytes of memory of an empty node beside its DaemonSets' pods."""
-    allocatable = node.status.allocatable or {}
-    cpu = _read(parse_milli, allocatable.get("cpu"))
-    memory = _read(parse_bytes, allocatable.get("memory"))
-    for pod in daemons.get(node.name, ()):
-        milli, size = sum_host_requests(pod)
-        cpu, memory = cpu - milli, memory - size
-    return max(0, cpu), max(0, memory)
-
-
-def _read(parse: Any, value: str | int | None) -> int:
-    try:
-        return NOT_COUNTED if value is None else int(parse(value))
-    except QuantityError:
-        return 0
-
-
-def _other_resources(node: Node) -> dict[str, str | int]:
-    return {name: value for name, value in (node.status.allocatable or {}).items() if is_other_resource(name)}
-
-
-def _pods(node: Node) -> int | None:
-    value = (node.status.allocatable or {}).get("pods")
-    return None if value is None else _read(parse_bytes, value)
+    As for Cluster Autoscaler these are the static pods and those of DaemonSets that are not being deleted
+    (`podsExpectedOnFreshNode`).
+    """
+    empty = {name: record.capacity for name, record in cluster.state.node_records.items()}
+    for uid, record in cluster.state.pods.items():
+        pod = cluster.pods.get(uid)
+        is_everywhere = pod is not None and (pod.is_of_daemon_set or pod.is_mirror)
+        if is_everywhere and record.node in empty and not record.ended and record.grace_ends_at is None:
+            empty[record.node] = empty[record.node].subtract(record.amounts)
+    return empty
 
 
 def _empty_node(
@@ -290,18 +255,9 @@ def _empty_node(
     unit_mib: int,
     labels: Mapping[str, str],
     taints: tuple[Taint, ...],
-    cpu_milli: int,
-    memory_bytes: int,
-    pods: int | None = None,
-    others: Mapping[str, str | int] | None = None,
+    amounts: Amounts,
     compute_limit: int = WHOLE,
 ) -> Node:
-    amounts = {
-        **(others or {}),
-        "cpu": f"{cpu_milli}m",
-        "memory": str(memory_bytes),
-        "pods": str(DEFAULT_MAX_PODS if pods is None else pods),
-    }
     cards = [(model, size * unit_mib) for model, size in card_set]
     kept = {key: value for key, value in labels.items() if key != HOSTNAME}
     labels = {**kept, NODE_LABEL: "true"}
@@ -368,9 +324,9 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
         others = _resources(entry.get("resources") or {}, f"{at}.resources", faults)
         taints = tuple(_taints(entry.get("taints") or [], f"{at}.taints", faults))
         if len(faults) == before:
-            total = sum(size for _, size in card_set)
-            node = _empty_node(str(name), card_set, unit_mib, labels, taints, cpu, memory, pods, others)
-            shapes.append(Shape(str(name), node, card_set, total, declared=True))
+            amounts = Amounts(pods, cpu, memory, others=tuple(sorted(others.items())))
+            node = _empty_node(str(name), card_set, unit_mib, labels, taints, amounts)
+            shapes.append(Shape(str(name), node, card_set, declared=True))
     if faults:
         raise InputError("\n".join(f"{source}: {fault}" for fault in faults))
     return shapes
@@ -427,15 +383,14 @@ def _quantity(value: Any, parse: Any) -> int | None:
         return None
 
 
-def _resources(value: Any, at: str, faults: list[str]) -> dict[str, str]:
-    resources: dict[str, str] = {}
+def _resources(value: Any, at: str, faults: list[str]) -> dict[str, int]:
+    resources: dict[str, int] = {}
     for name, amount in value.items() if isinstance(value, dict) else [("", value)]:
         read = _quantity(amount, parse_bytes)
-        known = isinstance(name, str) and not name.startswith(OWN_PREFIX) and name not in _FIELDS
-        if read is None or read < 0 or not known:
+        if read is None or read < 0 or not isinstance(name, str) or not name or not is_other_resource(name):
             faults.append(f"{at} has {shown(name)}: {shown(amount)}; allowed: quantities of other resources")
         else:
-            resources[name] = str(amount)
+            resources[name] = read
     return resources
 
 

@@ -13,6 +13,7 @@ from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.whatif.cluster import Cluster, read_requested_unit
 from kubeapi.objects import Node
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.empty_nodes import make_empty_node
 from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
 
@@ -118,11 +119,11 @@ def make_nodes(cluster: Cluster, profile: str, count: int) -> list[Node]:
         name = f"added-{number}"
         if name in cluster.nodes:
             continue
-        amounts = {
-            "cpu": f"{max(_MILLI, int(arrays.cpu_capacity.max(initial=0)))}m",
-            "memory": str(max(_BYTES, int(arrays.memory_capacity.max(initial=0)))),
-            "pods": str(max([DEFAULT_MAX_PODS, *(each.capacity.pods for each in records_by_name)])),
-        }
+        amounts = Amounts(
+            max([DEFAULT_MAX_PODS, *(each.capacity.pods for each in records_by_name)]),
+            max(_MILLI, int(arrays.cpu_capacity.max(initial=0))),
+            max(_BYTES, int(arrays.memory_capacity.max(initial=0))),
+        )
         limit = int(arrays.compute_limit.max(initial=0)) or WHOLE
         made.append(make_empty_node(name, cards, cluster.unit_mib, amounts, compute_limit=limit))
     return made

@@ -8,13 +8,14 @@ from allocator.records import CardRecord, dump_cards
 from allocator.request import WHOLE
 from kubeapi.objects import Node, NodeSpec, NodeStatus, ObjectMeta
 from kubeapi.selectors import Taint
+from scheduler_plugin.cache.amounts import Amounts
 
 
 def make_empty_node(
     name: str,
     cards: Sequence[tuple[str, int]],
     unit_mib: int,
-    amounts: Mapping[str, str | int],
+    amounts: Amounts,
     labels: Mapping[str, str] | None = None,
     taints: tuple[Taint, ...] = (),
     *,
@@ -24,17 +25,22 @@ def make_empty_node(
     """Make a Node on which no pod is.
 
     Args:
-        amounts: What it offers besides; of a resource of ours this counts, and not what a daemon offers.
+        amounts: What it offers. Where no GPU memory or percent is among it, that is what a daemon offers.
         cards_of: Stands in the UUIDs of its cards; empty: its name.
         compute_limit: Percent of its compute that each card gives away.
     """
-    offered: dict[str, str | int] = {}
+    offered: dict[str, str | int] = {
+        "cpu": f"{amounts.cpu_milli}m",
+        "memory": str(amounts.memory_bytes),
+        "pods": str(amounts.pods),
+        **{resource: str(amount) for resource, amount in amounts.others},
+    }
     annotations = {}
     if cards:
         sizes, none = [mib // unit_mib for _, mib in cards], [0] * len(cards)
         words = NodeWords.of(unit_mib, sizes, none, 1, compute_limit, none if compute_limit else ())
-        offered[resource_name(unit_mib)] = str(sum(sizes))
-        offered[PERCENT_RESOURCE] = str(2 * WHOLE * len(cards))
+        offered[resource_name(unit_mib)] = str(amounts.units or sum(sizes))
+        offered[PERCENT_RESOURCE] = str(amounts.percent or 2 * WHOLE * len(cards))
         offered[COMPUTE_RESOURCE] = str(compute_limit * len(cards))
         offered |= node_resources(words)
         records = [
@@ -42,9 +48,8 @@ def make_empty_node(
             for index, (model, mib) in enumerate(cards)
         ]
         annotations[NODE_CARDS] = dump_cards(records)
-    resources = {**offered, **amounts}
     return Node(
         metadata=ObjectMeta(name=name, labels=dict(labels or {}), annotations=annotations),
         spec=NodeSpec(taints=taints),
-        status=NodeStatus(allocatable=resources, capacity=resources),
+        status=NodeStatus(allocatable=offered, capacity=offered),
     )

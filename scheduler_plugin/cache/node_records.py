@@ -97,7 +97,7 @@ class NodeRecords:
 
 
 def read_capacity(allocatable: Mapping[str, str | int], resource: str, *, serves_claims: bool) -> Amounts:
-    """Read what a Node offers to pods; what cannot be read, or is not there, counts as 0."""
+    """Read what a Node offers to pods."""
     # Of our own names most are packed words, which change all the time.
     counted = (resource, PERCENT_RESOURCE)
     items = [item for item in allocatable.items() if not item[0].startswith(OWN_PREFIX) or item[0] in counted]
@@ -110,19 +110,20 @@ def _parse_capacity(
 ) -> Amounts:
     has = dict(allocatable)
     others = [
-        (name, _read_amount(value, recall_bytes)) for name, value in has.items() if is_other_resource(name)
+        (name, read_amount(value, recall_bytes)) for name, value in has.items() if is_other_resource(name)
     ]
     return Amounts(
-        _read_amount(has.get("pods"), recall_bytes),
-        _read_amount(has.get("cpu"), recall_milli),
-        _read_amount(has.get("memory"), recall_bytes),
-        NOT_COUNTED if serves_claims else _read_amount(has.get(resource), recall_integer),
-        NOT_COUNTED if serves_claims else _read_amount(has.get(PERCENT_RESOURCE), recall_integer),
+        read_amount(has.get("pods"), recall_bytes),
+        read_amount(has.get("cpu"), recall_milli),
+        read_amount(has.get("memory"), recall_bytes),
+        NOT_COUNTED if serves_claims else read_amount(has.get(resource), recall_integer),
+        NOT_COUNTED if serves_claims else read_amount(has.get(PERCENT_RESOURCE), recall_integer),
         tuple(sorted(item for item in others if item[1])),
     )
 
 
-def _read_amount(value: str | int | None, parse: Callable[[str | int], int]) -> int:
+def read_amount(value: str | int | None, parse: Callable[[str | int], int]) -> int:
+    """Read an amount that a Node offers; what cannot be read, or is not there, counts as 0."""
     try:
         return 0 if value is None else max(0, parse(value))
     except QuantityError:

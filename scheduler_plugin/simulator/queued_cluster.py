@@ -30,6 +30,7 @@ from kubeapi.objects import (
     ResourceList,
     ResourceRequirements,
 )
+from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.charges import NodeRecord
 from scheduler_plugin.cache.empty_nodes import make_empty_node
 from scheduler_plugin.queue.config.queues import LocalityForm
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 UNIT_MIB: Final = 1
 """MiB that a unit of the trace stands for in the objects; nothing depends on it."""
-_MANY: Final = str(1 << 40)
+_MANY: Final = 1 << 40
 
 
 class ReplayChargeRules(QueueChargeRules):
@@ -56,19 +57,12 @@ class ReplayChargeRules(QueueChargeRules):
 def make_node(node: TraceNode, row: int, card_units: int, locality: LocalityForm) -> Node:
     """Make the Node of a trace's node."""
     # A trace says neither how many pods a node takes nor what its kubelet offers: the cards decide.
-    resources: ResourceList = {
-        "cpu": f"{node.cpu_milli}m",
-        "memory": f"{node.memory_mib}Mi",
-        "pods": _MANY,
-        resource_name(UNIT_MIB): _MANY,
-        PERCENT_RESOURCE: _MANY,
-    }
-    resources |= {name: str(amount) for name, amount in node.others}
+    amounts = Amounts(_MANY, node.cpu_milli, node.memory_mib << 20, _MANY, _MANY, tuple(node.others))
     labels = {f"{locality.label_prefix}{data}": "" for data in node.data}
     if node.rack:
         labels[locality.rack_label] = node.rack
     cards = [(node.model, card_units * UNIT_MIB)] * node.cards
-    made = make_empty_node(node.name, cards, UNIT_MIB, resources, labels, compute_limit=node.compute_limit)
+    made = make_empty_node(node.name, cards, UNIT_MIB, amounts, labels, compute_limit=node.compute_limit)
     made.metadata.resource_version = str(row + 1)
     return made
 

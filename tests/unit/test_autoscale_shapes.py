@@ -7,10 +7,13 @@ import yaml
 from click.testing import CliRunner
 
 from gpupack.autoscale.shape_formats import FORMATS, find_shapes, write_shapes
-from gpupack.autoscale.shapes import learn_shapes, read_card_sets, read_shapes
+from gpupack.autoscale.shapes import Shapes, learn_shapes, read_card_sets, read_shapes
 from gpupack.cli.app import cli
 from gpupack.errors import InputError
+from scheduler_plugin.cache.amounts import CPU, PODS
+from scheduler_plugin.cache.amounts import MEMORY as HOST_MEMORY
 from tests.autoscale_world import Node, Pod, fragments, grown, serve_claims
+from tests.cluster_builders import MEMORY
 from tests.yaml_text import read_yaml
 
 TYPE = "node.kubernetes.io/instance-type"
@@ -35,15 +38,55 @@ def test_nodes_with_the_same_cards_and_group_are_one_shape():
     assert [(len(shape.nodes), shape.labels[TYPE]) for shape in learned(nodes)] == [(3, "a"), (3, "b")]
 
 
-def test_what_daemon_sets_take_is_not_there_for_pods():
-    def daemon(item):
-        item["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet"
+def of_daemon_set(item):
+    item["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet"
+    item["spec"]["containers"][0]["resources"]["requests"]["example.com/hca"] = "1"
 
-    nodes = [Node("n1", (80,), cpu=16)]
+
+def static(item):
+    of_daemon_set(item)
+    item["metadata"]["ownerReferences"][0]["kind"] = "Node"
+    item["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "a"
+
+
+def ended(item):
+    of_daemon_set(item)
+    item["status"]["phase"] = "Failed"
+
+
+def leaving(item):
+    of_daemon_set(item)
+    item["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("change", "counts"), [(of_daemon_set, True), (static, True), (ended, False), (leaving, False)]
+)
+def test_what_a_new_node_runs_too_is_not_there_for_pods(change, counts):
+    """As Cluster Autoscaler counts for the template of a group: pods of DaemonSets and static ones."""
+
+    def offer(item):
+        item["status"]["allocatable"] |= {"pods": "11", "example.com/hca": "4"}
+
     (shape,) = learned(
-        nodes, [Pod("agent", 1, "n1", (0,), cpu=3), Pod("app", 1, "n1", (0,), cpu=2)], agent=daemon
+        [Node("n1", (80,), cpu=16)],
+        [Pod("agent", 1, "n1", (0,), cpu=3), Pod("app", 1, "n1", (0,), cpu=2)],
+        agent=change,
+        n1=offer,
     )
-    assert shape.node.status.allocatable["cpu"] == "13000m"
+    amounts = Shapes([shape], 1024).amounts(shape.name)
+    assert (amounts.pods, amounts.cpu_milli, amounts.units, amounts.get("example.com/hca")) == (
+        (10, 13_000, 79, 3) if counts else (11, 16_000, 80, 4)
+    )
+
+
+@pytest.mark.parametrize(("resource", "position"), [("pods", PODS), ("cpu", CPU), ("memory", HOST_MEMORY)])
+def test_of_what_a_node_does_not_offer_a_new_one_has_none(resource, position):
+    def offer_none(item):
+        del item["status"]["allocatable"][resource]
+
+    (shape,) = learned([Node("n1")], n1=offer_none)
+    assert Shapes([shape], 1024).amounts(shape.name)[position] == 0
 
 
 def test_taints_of_a_moment_are_left_out():
@@ -65,12 +108,13 @@ def test_the_least_that_a_ready_node_offers_counts():
             amounts["gpupack.io/gpu-memory-gib"] = "80"
 
     (shape,) = learned([Node("n1", (80, 80)), Node("n2", (80, 80))], n1=offers)
-    assert shape.offered == 80
+    assert shape.node.status.allocatable[MEMORY] == "80"
 
 
 def test_a_file_of_shapes_is_read_as_it_is_written():
     (shape,) = read_shapes(SHAPES, 1024)
-    assert (shape.card_set, shape.offered) == ((("NVIDIA H100", 79), ("NVIDIA H100", 79)), 158)
+    assert shape.card_set == (("NVIDIA H100", 79), ("NVIDIA H100", 79))
+    assert shape.node.status.allocatable[MEMORY] == "158"
     again = read_shapes(write_shapes([shape], 1024, "file"), 1024)[0]
     assert (again.card_set, again.taints, again.labels) == (shape.card_set, shape.taints, shape.labels)
 
