@@ -83,7 +83,12 @@ def make_pod_template(
 
 
 def make_gang_template(queued_pods: Collection[QueuedPod]) -> Hashable:
-    """Make the template of a gang, equal for gangs of equivalent pods whatever controllers created them."""
+    """Make the template of a gang, equal for gangs of equivalent pods whatever controllers created them.
+
+    Labels and the affinity between pods do not count, though kube-scheduler goes by them: both mostly name
+    the Job, and no two gangs would be equivalent. So a gang that is refused for these delays others, of which
+    one is tried after each pause, and never stops them: who was refused least is tried first.
+    """
     first = next(iter(queued_pods))
     pods = Counter((pod.requirements, pod.queue_info.data) for pod in queued_pods)
     return (
