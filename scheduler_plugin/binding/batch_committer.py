@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from allocator.names import BATCH_SCHEDULER
 from kubeapi.lease import LeaderStatus
 from scheduler_plugin.binding.batch_protocol import CommitCall, CommitOutcome, PodCandidates, PodResult
 from scheduler_plugin.binding.binder import Binder
@@ -121,8 +120,8 @@ class BatchCommitter:
         refused = partial(PodResult, pod.uid, CommitOutcome.REFUSED)
         if record is not None and record.charged is None and not record.error:
             return refused(why="it asks for no card")
-        if not self._checks.is_of_batch_mode(pod.uid):
-            return refused(why=f"its schedulerName is not {BATCH_SCHEDULER}")
+        if why := self._checks.explain_batch_refusal(pod.uid):
+            return refused(why=why)
         why = "no node of its list is there any more"
         rejected: list[str] = []
         for node in pod.nodes:

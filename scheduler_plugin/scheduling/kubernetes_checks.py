@@ -46,6 +46,8 @@ MOST_UNTRIED: Final = 64
 Kinds beyond that block no room: whoever makes many pods that fit nowhere must not stop batch mode.
 """
 
+_NOT_CACHED: Final = "the pod is not in the scheduler's cache yet"
+
 _WORDS: Final = {
     NOT_READY: "the node is not ready",
     CORDONED: "the node is cordoned",
@@ -172,10 +174,14 @@ class KubernetesChecks:
 
     # What is asked.
 
-    def is_of_batch_mode(self, uid: str) -> bool:
-        """Tell whether a pod is known, of batch mode, and held by no gate."""
+    def explain_batch_refusal(self, uid: str) -> str:
+        """Say why batch mode must not bind a pod, on whichever node; empty if it may."""
         pod = self._pods.get(uid)
-        return pod is not None and pod.scheduler == BATCH_SCHEDULER and not pod.gated
+        if pod is None:
+            return _NOT_CACHED
+        if pod.scheduler != BATCH_SCHEDULER:
+            return f"its schedulerName is not {BATCH_SCHEDULER}"
+        return "it has scheduling gates" if pod.gated else ""
 
     def find_rejection(self, uid: str, name: str, now: float, *, margin: float = 0.0) -> str:
         """Say why a pod must not be bound to a node.
@@ -185,7 +191,7 @@ class KubernetesChecks:
         """
         node, pod, record = self._nodes.get(name), self._pods.get(uid), self._state.pods.get(uid)
         if pod is None or record is None:
-            return "the pod is not in the scheduler's cache yet"
+            return _NOT_CACHED
         if node is None or name not in self._state.nodes.rows:
             return "the node is gone"
         return (

@@ -269,6 +269,12 @@ async def test_nothing_is_bound_from_a_stale_view_nor_for_pods_of_others() -> No
         *([world.candidates(name, "n")] for name in ("theirs", "gated", "plain", "none"))
     )
     assert {result.outcome for result in results} == {CommitOutcome.REFUSED}
+    assert [result.why for result in results] == [
+        "its schedulerName is not gpupack-batch",
+        "it has scheduling gates",
+        "it asks for no card",
+        "the pod is not in the scheduler's cache yet",
+    ]
     assert not world.api.sent
 
 
