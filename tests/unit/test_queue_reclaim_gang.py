@@ -168,7 +168,7 @@ def test_never_more_go_than_needed_and_the_gang_is_released(seed: int) -> None:
     assert fits_without(world, gone, units)
     for victim in reclaim.victims:
         fewer = gone - {victim.uid}
-        quota = sum(world.queue.queues["a"].admitted[uid] for uid in fewer)
+        quota = sum(world.queue.queues["a"].admitted[uid].units for uid in fewer)
         assert quota < lacks or not fits_without(world, fewer, units), victim.record.name
     carry_out(world, reclaim)
     assert len(world.admitted()) == len(units)

@@ -16,7 +16,7 @@ class QueueState:
 
     Attributes:
         form: Its configuration; None: pods name the queue but it is not configured, so they wait.
-        admitted: Units by UID of its pods that were admitted and have not ended.
+        admitted: What its pods are charged that were admitted and have not ended, by UID.
         claimed: Units by UID of the claims of its pods.
         count_slots: Its usage is counted in pods (slots), not in units.
         cluster: Resources of the whole cluster if queues are ordered by dominant share; else None.
@@ -26,12 +26,11 @@ class QueueState:
         self.name = name
         self.form = form
         self.waiting: WaitingWorkloads[Needs] = WaitingWorkloads()
-        self.admitted: dict[str, int] = {}
+        self.admitted: dict[str, Amounts] = {}
         self.claimed: dict[str, int] = {}
         self.count_slots = count_slots
         self.cluster: Amounts | None = None
         self._charges = NOTHING
-        self._host: dict[str, Amounts] = {}
 
     @property
     def weight(self) -> float:
@@ -69,18 +68,13 @@ class QueueState:
         """Count an admitted pod; return the units added."""
         if uid in self.admitted:
             return 0
-        self.admitted[uid] = has.units
-        self._host[uid] = has
+        self.admitted[uid] = has
         self._charges = self._charges.add(has)
         return has.units
 
-    def get_charge(self, uid: str) -> Amounts | None:
-        return self._host.get(uid)
-
     def uncharge_pod(self, uid: str) -> int:
         """Stop counting a pod; return the units taken off."""
-        self.admitted.pop(uid, None)
-        has = self._host.pop(uid, NOTHING)
+        has = self.admitted.pop(uid, NOTHING)
         self._charges = self._charges.subtract(has)
         return has.units
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kubeapi.backoff import KeyedBackoff
+from scheduler_plugin.cache.amounts import NOTHING
 from scheduler_plugin.cache.pods import OVERDUE_AFTER_S
 from scheduler_plugin.queue.cache.queued_pods import Gang, Phase, QueuedPod, VictimGroup
 from scheduler_plugin.queue.config.quota import Cohort
@@ -137,8 +138,8 @@ class BorrowedPods:
         found: dict[str, int] = {}
         for pod in pods:
             if pod.charged_queue:
-                units = self._queue.queues[pod.charged_queue].admitted.get(pod.uid, 0)
-                found[pod.charged_queue] = found.get(pod.charged_queue, 0) + units
+                has = self._queue.queues[pod.charged_queue].admitted.get(pod.uid, NOTHING)
+                found[pod.charged_queue] = found.get(pod.charged_queue, 0) + has.units
         return found
 
     def _can_evict(self, pod: QueuedPod) -> bool:

@@ -85,7 +85,7 @@ class PodCharges:
         else:
             self._estimated.discard(pod.uid)
         has = pod.requirements.amounts._replace(units=units)
-        if self._queues[pod.queue_info.queue].get_charge(pod.uid) == has:
+        if self._queues[pod.queue_info.queue].admitted.get(pod.uid) == has:
             return
         self._uncharge_quota(pod)
         self._queues.charge_pod(pod.queue_info.queue, pod.uid, has)

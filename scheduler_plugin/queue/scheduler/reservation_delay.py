@@ -71,9 +71,9 @@ class ReservationDelay:
         """
         units = total = 0.0
         for queue in queues:
-            for uid, weight in queue.admitted.items():
+            for uid, has in queue.admitted.items():
                 pod = self._queued_pods.get(uid)
                 if pod is not None and pod.phase is Phase.BOUND:
-                    units += weight
-                    total += weight * min(most_s, max(0.0, now - pod.bound_at))
+                    units += has.units
+                    total += has.units * min(most_s, max(0.0, now - pod.bound_at))
         return total / units if units else 0.0
