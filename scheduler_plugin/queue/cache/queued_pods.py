@@ -119,6 +119,11 @@ class QueuedPod:
     def gang(self) -> str:
         return make_gang_uid(self.record.namespace, self.queue_info.gang)
 
+    @property
+    def workload_uid(self) -> str:
+        """UID of the workload as which it waits: its gang's or its own."""
+        return self.gang or self.uid
+
     def admit(self, queue: str, now: float) -> None:
         self.phase, self.admitted_at, self.charged_queue, self.waiting_queue = Phase.ADMITTED, now, queue, ""
         self.capacity_freed = self.ungated = self.is_requeued = False

@@ -124,7 +124,7 @@ def explain_pod(queue: Queue, pod: QueuedPod, now: float, position: int | None =
     if word is WaitReason.REFUSED:
         position = 0
     elif position is None:
-        uid = pod.gang or pod.uid
+        uid = pod.workload_uid
         position = next(
             (at for at, each in number_positions(queue.queues[pod.queue_info.queue]) if each == uid), 0
         )
@@ -146,7 +146,7 @@ def explain_waiting(queue: Queue, now: float) -> list[WaitExplanation]:
     """Say why every gated pod waits, sorted by queue and position; pods in no queue come first."""
     places = {uid: at for queue_state in queue.queues for at, uid in number_positions(queue_state)}
     gated = [pod for pod in queue.queued_pods.values() if pod.phase is Phase.GATED]
-    found = [explain_pod(queue, pod, now, places.get(pod.gang or pod.uid, 0)) for pod in gated]
+    found = [explain_pod(queue, pod, now, places.get(pod.workload_uid, 0)) for pod in gated]
     return sorted(found, key=lambda each: (each.queue, each.position, each.namespace, each.name))
 
 
@@ -232,14 +232,14 @@ def _explain_waiting_in_queue(
     queue: Queue, queue_state: QueueState, pod: QueuedPod, requirements: PodRequirements
 ) -> tuple[WaitReason, str]:
     """Say why a pod that waits in a queue is not the one admitted."""
-    workload = queue_state.waiting.get(pod.gang or pod.uid)
+    workload = queue_state.waiting.get(pod.workload_uid)
     if workload is not None and queue_state.waiting.waits_for_stage(workload.uid):
         return WaitReason.STAGE, _explain_first_stage(
             queue, queue_state.waiting.list_unfinished(workload.job), workload.job
         )
     if not queue_state.is_open:
         return WaitReason.STOPPED, f"queue {queue_state.name} is stopped"
-    fits = queue.capacity.mask_fits(requirements, holder=pod.gang or pod.uid)
+    fits = queue.capacity.mask_fits(requirements, holder=pod.workload_uid)
     if workload is None or not isinstance(workload.requirements, GangRequirements):
         least = [
             queue.quota_usage.compute_least_units(requirements),
@@ -251,7 +251,7 @@ def _explain_waiting_in_queue(
     for needs in least:
         if cohort is not None and not cohort.allows_units(queue_state.name, needs):
             return WaitReason.QUOTA, _explain_quota(cohort, queue_state, needs)
-        if not queue.queues.allows_units(queue_state.name, needs, pod.gang or pod.uid):
+        if not queue.queues.allows_units(queue_state.name, needs, pod.workload_uid):
             return WaitReason.QUOTA, KEPT_QUOTA
     if workload is not None and isinstance(workload.requirements, PodRequirements):
         # A share counts for more on a larger card, and the quota may allow it on small ones only.
@@ -269,7 +269,7 @@ def _explain_never(
     queue: Queue, queue_state: QueueState, pod: QueuedPod, requirements: PodRequirements
 ) -> str:
     """Say why a pod or gang could not even run on an empty cluster; empty if it could, as far as is known."""
-    workload = queue_state.waiting.get(pod.gang or pod.uid)
+    workload = queue_state.waiting.get(pod.workload_uid)
     needs = requirements if workload is None else workload.requirements
     cohort = queue.queues.get_cohort(queue_state.name)
     most = None if cohort is None else cohort.compute_most(queue_state.name)
@@ -423,7 +423,7 @@ def _explain_missing_slots(
     idle = [row for row in rows if any(slots.count_idle(names[row], kind) for kind in SlotType)]
     if not idle:
         return f"no node that it fits on has an idle slot{_describe_reservation(queue, pod)}"
-    left = queue.admission.mask_fits(requirements, pod.gang or pod.uid)
+    left = queue.admission.mask_fits(requirements, pod.workload_uid)
     return "" if left[idle].any() else KEPT_SLOTS
 
 

@@ -81,7 +81,9 @@ class PodRefusals:
         )
 
     def _has_untried_nodes(self, pod: QueuedPod) -> bool:
-        return pod.requirements is not None and self._admission.has_untried_nodes(pod.requirements, pod.uid)
+        return pod.requirements is not None and self._admission.has_untried_nodes(
+            pod.requirements, pod.workload_uid
+        )
 
     def _explain_fault(self, pod: QueuedPod) -> str:
         """Say what is wrong with a gated pod itself, apart from pauses; empty for nothing."""
