@@ -36,6 +36,7 @@ from gpupack.autoscale.waiting_pods import (
     group_by_kind,
     list_waiting_pods,
 )
+from gpupack.inventory.objects import is_chosen_for_daemon
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import GangMembers, find_gang_key, place_together
 from gpupack.whatif.what_if import WhatIf
@@ -335,7 +336,7 @@ def find_starting_nodes(
         likely = next((types[pair] for pair in labels.items() if pair in types), None)
         if likely is not None:
             starting[name] = likely
-        elif has_startup_taint(node) or labels.get(NODE_LABEL) in {"true", "dra"}:
+        elif has_startup_taint(node) or is_chosen_for_daemon(node):
             starting[name] = ()
     return starting
 

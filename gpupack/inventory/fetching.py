@@ -7,9 +7,10 @@ import msgspec
 
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from gpupack.errors import InputError
-from gpupack.inventory.objects import NodesAndPods, make_unknown_node_error, serves_claims
+from gpupack.inventory.objects import NodesAndPods, make_unknown_node_error
 from kubeapi.objects import Node, Pod, make_list_decoder
 from kubeapi.paths import NODES_PATH, PODS_PATH
+from scheduler_plugin.cache.claim_charges import serves_claims
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient

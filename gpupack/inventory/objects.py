@@ -6,11 +6,12 @@ from typing import Any, Final
 
 from allocator.claims import ClaimObject
 from allocator.errors import AllocatorError, shown
-from allocator.names import NODE_HOLDS, NODE_SERVES, SERVES_CLAIMS
+from allocator.names import NODE_HOLDS, NODE_LABEL, SERVES_CLAIMS
 from allocator.records import load_holds
 from gpupack.errors import InputError
 from gpupack.inventory.kubectl_json import ALL_ALLOWED, NODES_ALLOWED, read_items
 from kubeapi.objects import Node, Pod
+from scheduler_plugin.cache.claim_charges import serves_claims
 
 CLAIMS_NOT_READ: Final = (
     "ResourceClaims were not read: what is allocated and not prepared yet is not counted; "
@@ -58,8 +59,9 @@ def load_nodes(text: str | bytes, *, pods: bool = False) -> NodesAndPods:
     return NodesAndPods(found["Node"], found["Pod"], None if lacks_claims else claims)
 
 
-def serves_claims(node: Node) -> bool:
-    return node.metadata.get_annotation(NODE_SERVES) == SERVES_CLAIMS
+def is_chosen_for_daemon(node: Node) -> bool:
+    """Tell whether a node has the label for one of the daemons: with the device plugin, or with claims."""
+    return node.metadata.get_label(NODE_LABEL) in {"true", SERVES_CLAIMS}
 
 
 def _holds_claims(node: Node) -> bool:

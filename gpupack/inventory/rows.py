@@ -13,7 +13,6 @@ from allocator.names import (
     NODE_CORDON,
     NODE_CORDON_REASONS,
     NODE_HOLDS,
-    NODE_LABEL,
     resource_name,
 )
 from allocator.packing import NodeWords, read_node
@@ -28,11 +27,12 @@ from allocator.records import (
     load_holds,
 )
 from deviceplugin.gpus.foreign_resources import count_foreign_gpus
-from gpupack.inventory.objects import NodesAndPods, load_nodes, make_unknown_node_error, serves_claims
+from gpupack.inventory.objects import NodesAndPods, is_chosen_for_daemon, load_nodes, make_unknown_node_error
 from gpupack.inventory.pod_cards import PodsByNode, join_pods
 from gpupack.inventory.records import CardRow, NodeRow, PodRow
 from kubeapi.errors import make_printable
 from kubeapi.objects import Node
+from scheduler_plugin.cache.claim_charges import serves_claims
 
 _NO_WORDS = "publishes no words: no daemon has run here"
 
@@ -80,8 +80,7 @@ def _build_row(node: Node, pods_by_node: PodsByNode | None, *, named: bool) -> N
     except PackingError as error:
         return replace(bare, error=str(error))
     if words is None:
-        labelled = node.metadata.get_label(NODE_LABEL) in {"true", "dra"}
-        return replace(bare, error=_NO_WORDS) if named or labelled else None
+        return replace(bare, error=_NO_WORDS) if named or is_chosen_for_daemon(node) else None
     resource = resource_name(words.layout.unit_mib)
     # Where pods get their cards by claims the kubelet offers none of it, and pods wait for the daemon.
     claims, offered = serves_claims(node), sum(words.sizes)

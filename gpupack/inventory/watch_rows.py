@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.names import SYSTEM_NAMESPACE
 from gpupack.inventory.fetching import connect
-from gpupack.inventory.objects import CLAIMS_NOT_READ, NodesAndPods, serves_claims
+from gpupack.inventory.objects import CLAIMS_NOT_READ, NodesAndPods
 from gpupack.inventory.records import NodeRow
 from gpupack.inventory.rendering import RenderOptions, format_lines
 from gpupack.inventory.rows import build_rows
@@ -22,6 +22,7 @@ from gpupack.terminal import takes_control_sequences
 from kubeapi.client import KubeClient
 from kubeapi.objects import Node, Pod
 from kubeapi.paths import NODES_PATH, PODS_PATH
+from scheduler_plugin.cache.claim_charges import serves_claims
 
 T = TypeVar("T", bound=Node | Pod | ClaimObject)
 

@@ -8,8 +8,8 @@ from allocator.claims import ClaimObject
 from gpupack.inventory.objects import NodesAndPods
 from gpupack.whatif.cluster import Cluster, UnitCounter
 from kubeapi.objects import Node, Pod
+from scheduler_plugin.cache.claim_charges import serves_claims
 from scheduler_plugin.cache.pod_groups import PodGroups, find_coscheduling_key
-from scheduler_plugin.cache.published_nodes import serves_claims
 
 PodKey = tuple[str, str]
 

@@ -9,8 +9,15 @@ from allocator.cards import CardAmounts
 from allocator.claims import AllocatedDevice, ClaimObject
 from allocator.errors import QuantityError
 from allocator.ids import device_names
+from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from allocator.packing import MAX_COMPUTE_LIMIT
 from kubeapi.metadata import parse_resource_version
+from kubeapi.objects import Node
+
+
+def serves_claims(node: Node) -> bool:
+    """Tell whether pods get their cards by claims on a node, not by the device plugin."""
+    return node.metadata.get_annotation(NODE_SERVES) == SERVES_CLAIMS
 
 
 class ClaimedShare(NamedTuple):

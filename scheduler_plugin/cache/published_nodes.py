@@ -17,9 +17,7 @@ from allocator.names import (
     NODE_CARDS,
     NODE_CORDON,
     NODE_HOLDS,
-    NODE_SERVES,
     PERCENT_RESOURCE,
-    SERVES_CLAIMS,
     resource_name,
 )
 from allocator.packing import NodeWords, read_node
@@ -27,6 +25,7 @@ from allocator.quantity import recall_integer
 from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds, read_links
 from allocator.request import MAX_UNITS
 from kubeapi.objects import Node
+from scheduler_plugin.cache.claim_charges import serves_claims
 from scheduler_plugin.cache.node_arrays import Exclusion
 
 _MAX_ACCOUNTED: Final = 8 * MAX_UNITS
@@ -112,11 +111,6 @@ def read_published(node: Node, unit_mib: int) -> PublishedNode:
         percent=claims or not _offers_none(node, PERCENT_RESOURCE),
         serves_claims=claims,
     )
-
-
-def serves_claims(node: Node) -> bool:
-    """Tell whether pods get their cards by claims on a node, not by the device plugin."""
-    return node.metadata.get_annotation(NODE_SERVES) == SERVES_CLAIMS
 
 
 def _count_overuse(words: NodeWords, holds: Holds) -> Sequence[int]:
