@@ -44,11 +44,17 @@ class QueueWorld:
     """A queue, and the API server's part.
 
     Args:
+        knows_jobs: The Jobs of the cluster were listed; there are none yet.
         nodes: By their names, the units of their cards.
     """
 
     def __init__(
-        self, config: str = ONE_QUEUE, policy: str = "least-requested", **nodes: Sequence[int]
+        self,
+        config: str = ONE_QUEUE,
+        policy: str = "least-requested",
+        *,
+        knows_jobs: bool = True,
+        **nodes: Sequence[int],
     ) -> None:
         self.state = ClusterState(rules=QueueChargeRules())
         parsed = parse_config("queues.yaml", config)
@@ -56,7 +62,8 @@ class QueueWorld:
         self.version = 1
         self.now = 0.0
         self.objects: dict[str, dict[str, Any]] = {}
-        self.queue.job_stages.set_jobs([])
+        if knows_jobs:
+            self.queue.job_stages.set_jobs([])
         for name, sizes in nodes.items():
             self.node(name, sizes)
 

@@ -162,7 +162,8 @@ def test_the_second_stage_waits_for_the_first() -> None:
     assert waiting.waits_for_stage("r1")
     waiting.remove("m1")
     assert waiting.waits_for_stage("r1"), "m1 runs"
-    assert waiting.finish_first_stage("m1", "j")
+    waiting.finish_first_stage("m1", "j")
+    assert not waiting.waits_for_stage("r1")
     assert [group.get_oldest().uid for group in waiting.list_groups(SlotType.FREE)] == ["r1"]
 
 

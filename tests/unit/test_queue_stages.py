@@ -279,9 +279,9 @@ def test_a_size_that_makes_no_sense_is_told(world: QueueWorld, size: str, job: s
     assert explain_waiting(world.queue, 0)[0].message == f"annotation {POD_FIRST_STAGE_SIZE} {why}"
 
 
-def test_until_jobs_are_known_no_second_stage_begins(world: QueueWorld) -> None:
+def test_until_jobs_are_known_no_second_stage_begins() -> None:
     """A Job may make more pods than are seen; where an annotation says how many that does not matter."""
-    world.queue.job_stages.set_jobs(None)
+    world = QueueWorld(knows_jobs=False, n1=(16, 16))
     first = world.pod("map", 1, data="d", job="j")
     world.pod("reduce", 1, job="j")
     counted = world.pod("counted", 1, data="d", job="k")

@@ -170,11 +170,11 @@ class JobStages:
             self._remove_part(uid, pod, gone=True)
             self._update_second_stage(pod.job)
 
-    def set_jobs(self, jobs: Iterable[PodMaker] | None) -> None:
-        """Replace the known Jobs; None: Jobs cannot be read."""
-        self._jobs_known = jobs is not None
-        listed = {job.uid: job for job in jobs or ()}
-        for uid in [uid for uid in self._jobs if uid not in listed] if jobs is not None else ():
+    def set_jobs(self, jobs: Iterable[PodMaker]) -> None:
+        """Replace the known Jobs."""
+        self._jobs_known = True
+        listed = {job.uid: job for job in jobs}
+        for uid in [uid for uid in self._jobs if uid not in listed]:
             self.remove_job(uid)
         for job in listed.values():
             self.set_job(job)

@@ -151,17 +151,16 @@ class WaitingWorkloads(Generic[W]):
                 return
         self._add_to_group(workload)
 
-    def remove(self, uid: str) -> QueuedWorkload[W] | None:
+    def remove(self, uid: str) -> None:
         """Remove a workload that was admitted or deleted; its first stage does not count it as finished."""
         workload = self._workloads.pop(uid, None)
         if workload is None:
-            return None
+            return
         self._remove_from_group(workload)
         job = self._jobs.get(workload.job)
         if job is not None:
             job.second.pop(uid, None)
             self._forget_empty(workload.job, job)
-        return workload
 
     def begin_first_stage(self, uid: str, job: str) -> None:
         """Count a first-stage workload, waiting or not, as unfinished."""
@@ -173,22 +172,17 @@ class WaitingWorkloads(Generic[W]):
                 self._remove_from_group(workload)
         known.unfinished[uid] = None
 
-    def finish_first_stage(self, uid: str, job: str) -> bool:
-        """Finish a first-stage workload; the last one of a job makes the second stage eligible.
-
-        Returns:
-            Whether workloads became eligible.
-        """
+    def finish_first_stage(self, uid: str, job: str) -> None:
+        """Finish a first-stage workload; the last one of a job makes the second stage eligible."""
         known = self._jobs.get(job)
         if known is None or uid not in known.unfinished:
-            return False
+            return
         del known.unfinished[uid]
         if known.unfinished:
-            return False
+            return
         for workload in known.second.values():
             self._add_to_group(workload)
         self._forget_empty(job, known)
-        return bool(known.second)
 
     def list_waiting_for_stage(self) -> Iterator[QueuedWorkload[W]]:
         return chain.from_iterable(job.second.values() for job in self._jobs.values() if job.unfinished)
