@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from allocator.names import POD_DATA, POD_JOB
+from allocator.names import POD_JOB
 from allocator.texts import count_of
 from kubeapi.objects import Job
+from scheduler_plugin.queue.cache.pods import read_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def read_job(job: Job) -> PodMaker:
         uid=meta.uid,
         name=meta.full_name,
         job=f"{meta.namespace}/{name}" if name else "",
-        reads_data=any(part.strip() for part in notes.get(POD_DATA, "").split(",")),
+        reads_data=bool(read_data(notes)),
         completions=job.spec.completions,
         succeeded=job.status.succeeded,
         complete=bool(states & {"Complete", "SuccessCriteriaMet"}),

@@ -115,7 +115,7 @@ def read_queue_info(pod: Pod, groups: PodGroups[Pod] | None = None) -> PodQueueI
     fault = fault or wrong or wrong_size
     owner = (None if pod.is_mirror else meta.controller) or OwnerReference()
     label = meta.get_label(QUEUE_NAME) or ""
-    data = frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
+    data = read_data(annotations)
     if len(data) > MAX_DATA:
         fault = fault or f"annotation {POD_DATA} names {len(data)} data; allowed: {MAX_DATA}"
     return PodQueueInfo(
@@ -145,6 +145,11 @@ def read_queue_info(pod: Pod, groups: PodGroups[Pod] | None = None) -> PodQueueI
         annotated=bool(meta.annotations),
         fault=fault,
     )
+
+
+def read_data(annotations: Mapping[str, str]) -> frozenset[str]:
+    """Read the names of the data that a pod with these annotations needs."""
+    return frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
 
 
 def _read_affinities(pod: Pod) -> Affinities:
