@@ -36,8 +36,6 @@ DETACHED: Final = "detached"
 """`CardRecord.driver` while the daemon has nothing of the driver open."""
 
 _CUT: Final = 256
-_OPTIONAL: Final = frozenset({"links", "held", "memory_mode", "driver"})
-"""What of a card is not written where it is empty."""
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 _Natural = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
@@ -96,18 +94,17 @@ class MemoryRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     compute_held: str = ""
 
 
-class CardRecord(msgspec.Struct, frozen=True, gc=False):
-    """A card in the inventory.
+class CardRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A card in the inventory; the fields with a default are not written where they are empty.
 
     Attributes:
         index: the driver's.
         links: NVLinks to each card of the node in the order of the words, one digit of base 36 each. Empty
-            where there are none, and then not written. Readers that do not know it pass it over.
+            where there are none. Readers that do not know it pass it over.
         held: what limits its containers' memory: `driver`, `mps`, `accounted`, or what a later version knows.
-            Empty if a daemon of a version without the field wrote the record, and then not written.
-        memory_mode: `numa` where the operating system manages the card's memory; empty if the driver does,
-            and then not written.
-        driver: `detached` while the daemon has let the card's driver go; else empty, and then not written.
+            Empty if a daemon of a version without the field wrote the record.
+        memory_mode: `numa` where the operating system manages the card's memory; empty if the driver does.
+        driver: `detached` while the daemon has let the card's driver go; else empty.
     """
 
     uuid: _Uuid
@@ -286,10 +283,7 @@ def load_holds(text: str) -> Holds:
 
 def dump_cards(records: Sequence[CardRecord]) -> str:
     """Write the node's `gpupack.io/cards`, in the order of its words."""
-    texts = [msgspec.structs.asdict(record) for record in records]
-    return _compact(
-        [{key: value for key, value in text.items() if key not in _OPTIONAL or value} for text in texts]
-    )
+    return _compact(msgspec.to_builtins(records))
 
 
 def load_cards(text: str) -> tuple[CardRecord, ...]:
