@@ -6,7 +6,9 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 
+import msgspec
 import structlog
+from aiohttp import web
 
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
@@ -14,7 +16,7 @@ from kubeapi.lease import LeaseElector, SoleProcess
 from kubeapi.lease_follower import LeaseFollower
 from kubeapi.posting import make_post_client
 from kubeapi.process import run_until
-from kubeapi.serving import start_serving
+from kubeapi.serving import make_process_app, serve_shared, start_serving
 from scheduler_plugin.cache.pod_groups import COSCHEDULING, list_pod_group_paths
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import PodGroupWatch, Watcher
@@ -25,9 +27,9 @@ from scheduler_plugin.queue.controller.batch_client import open_committer_client
 from scheduler_plugin.queue.controller.batch_conditions import BatchConditions
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 from scheduler_plugin.queue.controller.controller import Controller
-from scheduler_plugin.queue.controller.http import make_app
 from scheduler_plugin.queue.controller.metrics import QueueMetrics
-from scheduler_plugin.queue.controller.settings import QueueSettings
+from scheduler_plugin.queue.controller.settings import DecisionSettings, QueueSettings
+from scheduler_plugin.queue.controller.status import explain_waiting, report_queues
 from scheduler_plugin.queue.controller.watching import (
     BatchPodSink,
     JobSink,
@@ -133,6 +135,42 @@ async def run(
             label,
             drain=partial(recorder.drain, SHUTDOWN_S),
         )
+
+
+def make_app(
+    controller: Controller,
+    metrics: QueueMetrics,
+    unready: Callable[[], str],
+    trouble: Callable[[], str],
+    fault: Callable[[], str],
+    decides_by: Callable[[], DecisionSettings],
+    clock: Callable[[], float],
+) -> web.Application:
+    """Make what serves health, metrics and status of the queue."""
+
+    async def write_metrics() -> bytes:
+        return metrics.render_metrics(controller, clock())
+
+    async def write_status() -> bytes:
+        queue, now = controller.queue, clock()
+        body = {
+            "mode": queue.config.mode,
+            "nodePolicy": queue.capacity.policies.node_policy,
+            "queues": report_queues(queue, now),
+            "pods": explain_waiting(queue, now),
+            "trouble": trouble(),
+            "fault": fault(),
+            "warning": controller.warning,
+        }
+        return msgspec.json.encode(body)
+
+    async def configuration(_request: web.Request) -> web.Response:
+        if why := trouble():
+            return web.Response(text=f"{why}\n", status=503)
+        return web.Response(body=msgspec.json.encode(decides_by()), content_type="application/json")
+
+    more = serve_shared("/status", write_status), web.get("/configuration", configuration)
+    return make_process_app(unready, write_metrics, *more)
 
 
 class LeadershipTerm:
