@@ -124,7 +124,7 @@ def place_exactly(
     """Choose cards for all demands, for each what the policy prefers of what leaves the others room.
 
     Raises:
-        PolicyError: there is no such policy, or its costs are none.
+        CardPolicyError: there is no such policy, or its costs are none.
     """
     admitted = [at for at, card in enumerate(cards) if card.free_units > 0 and selector.admits(card)]
     there = [(cards[at].size_units, cards[at].free_units, cards[at].compute_free) for at in admitted]
@@ -312,7 +312,7 @@ class _Bounds:
         self._known: dict[int, tuple[int, list[tuple[tuple[int, ...], int, int]]]] = {}
 
     def least(self, first: int) -> tuple[int, ...]:
-        """The fewest units that any demand of the rest takes of a card, by the number of its size."""
+        """The fewest units that any demand of the rest takes of a card, by the number of its kind."""
         return self._get_bounds(first)[1][-1][0]
 
     def checks(self, first: int) -> int:

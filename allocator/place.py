@@ -38,7 +38,7 @@ def place(cards: Sequence[Card], request: PodRequest, policy: str) -> Placement 
     """Choose cards for every container, by the card policy; None if they do not fit. See `choose_each`.
 
     Raises:
-        PolicyError: there is no such policy.
+        CardPolicyError: there is no such policy.
     """
     demands = [demand.need for demand in request.demands]
     chosen = choose_each(cards, demands, request.card_policy or policy, request.selector, request.rules)
@@ -58,7 +58,7 @@ def choose_each(
     room: a pod of several containers fits wherever there is any way to place it. See `exact` for the limit.
 
     Raises:
-        PolicyError: there is no such policy.
+        CardPolicyError: there is no such policy.
     """
     demands = list(demands)
     chosen = _one_after_the_other(cards, demands, policy, selector, rules)

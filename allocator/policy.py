@@ -31,7 +31,7 @@ def node_policy_chooses(name: str) -> bool:
     """Tell whether a card policy leaves the choice to node policies that choose cards themselves.
 
     Raises:
-        PolicyError: there is no such policy.
+        CardPolicyError: there is no such policy.
     """
     return bool(getattr(card_policy(name), "node_policy_chooses", False))
 
@@ -40,7 +40,7 @@ def is_spreading(name: str) -> bool:
     """Tell whether a card policy prefers the card with the most room.
 
     Raises:
-        PolicyError: there is no such policy.
+        CardPolicyError: there is no such policy.
     """
     return bool(getattr(card_policy(name), "spreads", False))
 
@@ -69,7 +69,7 @@ def choose(
         Positions in `cards`, best first, or None when fewer than `count` cards fit.
 
     Raises:
-        PolicyError: there is no such policy, or its costs are none.
+        CardPolicyError: there is no such policy, or its costs are none.
         RequestError: units or count are below 1.
     """
     costs = costs_of_fitting(cards, units, policy, selector, count, compute)
@@ -107,7 +107,7 @@ def costs_of_fitting(
     Of a request for compute the policy sees each card as full as the tighter of its two numbers makes it.
 
     Raises:
-        PolicyError: there is no such policy, or its costs are none.
+        CardPolicyError: there is no such policy, or its costs are none.
         RequestError: units or count are below 1.
     """
     costs_of = card_policy(policy).costs
@@ -141,7 +141,7 @@ def asked_costs(
     """Ask a policy for the costs of cards; the values themselves are not checked yet.
 
     Raises:
-        PolicyError: it fails, or does not return one cost for each card.
+        CardPolicyError: it fails, or does not return one cost for each card.
     """
     try:
         costs = costs_of(cards, units)

@@ -40,7 +40,7 @@ def hole_values(size: int, demands: Mapping[int, float]) -> tuple[float, ...]:
         V(0) .. V(size), growing, V(size) = 1. Without any demand V(f) = f / size: nothing is known.
 
     Raises:
-        PolicyError: the size is below 1.
+        CardPolicyError: the size is below 1.
     """
     if size < 1:
         raise CardPolicyError(f"card of {size} units; allowed: 1 or more")

@@ -138,7 +138,7 @@ class AllocationRequest:
         raise LedgerError(f"{lack} {asked}; free units by card: {shown([max(0, n) for n in room.values()])}")
 
     def _need(self, account: PodAccount | None, alone: Demand, uuid: str) -> int:
-        """Units that a container adds on a card to what its pod has there; see `NodeAccounts.of_pod`."""
+        """Count the units that a container adds to its pod's on a card, see `NodeAccounts.units_of_pod`."""
         size = self.accounts.cards[uuid].size_units
         units = alone.units_on(size)
         if (
