@@ -121,6 +121,8 @@ class PodRequest:
             ranks nodes, knows which there are.
         percent: the containers ask for percent of a card, whatever its size, in place of units.
         mixed_models: the cards of one container may be of several models.
+        claimed: the status of the waiting pod names its claim, and goes on doing so. Only nodes that serve
+            claims run it.
     Invariant (kept by `parse_pod`): every container's units divide by `cards`, and `cards` is 1 when an
     ordinary init container asks. No card is asked for more than 100 percent.
     """
@@ -133,6 +135,7 @@ class PodRequest:
     percent: bool = False
     mixed_models: bool = False
     places: ContainerPlaces = ""
+    claimed: bool = False
 
     @cached_property
     def rules(self) -> CardRules:

@@ -333,6 +333,7 @@ class ContainerExtendedResourceRequest(KubeStruct):
     """Names the request of a claim that a container's limit became."""
 
     container_name: str = ""
+    resource_name: str = ""
     request_name: str = ""
 
 

@@ -314,8 +314,7 @@ class Binder:
         version = await self.claims.write(claim, version)
         if commitment.assumed is not None:
             # From now on a later version means that the Binding will be refused.
-            commitment.assumed.pod = replace(commitment.assumed.pod, resource_version=version)
-            commitment.assumed.awaits_claim = False
+            commitment.assumed.record_claim(version)
         self._check_may_bind()
         return version
 

@@ -43,6 +43,12 @@ class AssumedPod:
         before = self.pod
         return replace(pod, resource_version=before.resource_version, nominated=before.nominated) == before
 
+    def record_claim(self, version: str) -> None:
+        """Note that the pod's status names its claim, from this resourceVersion on."""
+        request = self.pod.request and replace(self.pod.request, claimed=True)
+        self.pod = replace(self.pod, resource_version=version, request=request)
+        self.awaits_claim = False
+
     def counts_as(self, bound: PodRecord) -> bool:
         """Tell whether the pod, seen bound, counts on the node exactly as it did while it was assumed."""
         pod = self.pod

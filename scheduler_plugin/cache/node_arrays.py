@@ -31,6 +31,7 @@ _ROW_ARRAYS: Final = (
     "cards",
     "usable",
     "percent",
+    "serves_claims",
     "exclusion",
 )
 _CARD_ARRAYS: Final = (
@@ -76,6 +77,7 @@ class NodeArrays:
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
         evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
         percent: bool[R], shares of the row's cards can be had; never where it is not usable.
+        serves_claims: bool[R], pods get the row's cards by claims; never where it is not usable.
         exclusion: int8[R], an `Exclusion`.
     """
 
@@ -90,6 +92,7 @@ class NodeArrays:
         self.cards: IntArray = np.zeros(rows, dtype=np.int32)
         self.usable: BoolArray = np.zeros(rows, dtype=np.bool_)
         self.percent: BoolArray = np.zeros(rows, dtype=np.bool_)
+        self.serves_claims: BoolArray = np.zeros(rows, dtype=np.bool_)
         self.exclusion: np.ndarray[tuple[int], np.dtype[np.int8]] = np.full(
             rows, Exclusion.VACANT, dtype=np.int8
         )
@@ -215,7 +218,7 @@ class NodeArrays:
     def exclude_row(self, row: int, reason: Exclusion) -> None:
         """Empty a row's cards and record why."""
         self.exclusion[row] = reason
-        self.usable[row] = self.percent[row] = False
+        self.usable[row] = self.percent[row] = self.serves_claims[row] = False
         self.cards[row] = self.compute.limit[row] = 0
         published = self.size, self.evictable, self.used, self.compute.used
         for array in (*published, self.assumed, self.compute.assumed):
@@ -235,6 +238,7 @@ class NodeArrays:
         numa: Sequence[int] = (),
         links: Sequence[tuple[int, ...]] = (),
         percent: bool = True,
+        serves_claims: bool = False,
         compute_limit: int = WHOLE,
         compute_used: Sequence[int] = (),
     ) -> None:
@@ -246,6 +250,7 @@ class NodeArrays:
             numa: NUMA node by card, -1 not known, or empty.
             links: NVLinks from each card to each, or empty.
             percent: Shares of the cards can be had.
+            serves_claims: Pods get the cards by claims.
             compute_limit: Percent of each card's compute that pods may ask for.
             compute_used: Percent by card, or empty if none is used.
         """
@@ -256,7 +261,7 @@ class NodeArrays:
         before = self._snapshot_published(row) if self.usable[row] else None
         self.exclusion[row] = Exclusion.NONE
         self.usable[row] = True
-        self.percent[row] = percent
+        self.percent[row], self.serves_claims[row] = percent, serves_claims
         self.cards[row] = count
         self.compute.limit[row] = compute_limit
         for array, values in (
@@ -314,7 +319,8 @@ class NodeArrays:
 
         Whatever is free there or may become free, other rows take no such pod.
         """
-        return self.percent if request.percent else self.usable
+        offering = self.percent if request.percent else self.usable
+        return offering & self.serves_claims if request.claimed else offering
 
     def mask_overcharged(self, row: int) -> BoolArray:
         """Tell which cards of a row are charged with more than they have: bool[K]."""
@@ -329,6 +335,7 @@ class NodeArrays:
             int(self.cards[row]),
             int(self.compute.limit[row]),
             bool(self.percent[row]),
+            bool(self.serves_claims[row]),
             self.inventory.snapshot(row),
             *(array[row].tobytes() for array in arrays),
         )

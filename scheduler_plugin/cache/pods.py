@@ -1,7 +1,7 @@
 """Pods as the scheduler's cache has them: their requests, and what is known of their cards."""
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
@@ -173,7 +173,17 @@ def parse_pod_request(pod: Pod, resource: str) -> ParsedRequest:
                 # Emptied at once: two threads of a program that uses gpupack as a library are safe so.
                 _parsed_requests.clear()
             _parsed_requests[key] = parsed
+    if parsed.request is not None and _is_claimed(pod, resource):
+        return replace(parsed, request=replace(parsed.request, claimed=True))
     return parsed
+
+
+def _is_claimed(pod: Pod, resource: str) -> bool:
+    """Tell whether a pod without a node is to get its cards by the claim that its status names."""
+    made = pod.status.extended_resource_claim_status
+    if made is None or pod.spec.node_name:
+        return False
+    return any(each.resource_name in {resource, PERCENT_RESOURCE} for each in made.request_mappings or ())
 
 
 def _parse_pod_request(pod: Pod, resource: str) -> ParsedRequest:

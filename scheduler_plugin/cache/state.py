@@ -177,6 +177,7 @@ class ClusterState:
                 numa=published.numa,
                 links=published.links,
                 percent=published.percent,
+                serves_claims=published.serves_claims,
                 compute_limit=published.compute_limit,
                 compute_used=published.compute_used,
             )

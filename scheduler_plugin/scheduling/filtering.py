@@ -361,4 +361,6 @@ def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArr
             codes[excluded == reason.exclusion] = reason
     if query.request.percent:
         codes[nodes.usable[rows] & ~nodes.percent[rows]] = FilterReason.NO_PLUGIN
+    if query.request.claimed:
+        codes[nodes.usable[rows] & ~nodes.serves_claims[rows]] = FilterReason.NO_CLAIMS
     return codes

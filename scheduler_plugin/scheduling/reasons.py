@@ -143,6 +143,11 @@ class FilterReason(IntEnum):
         "the node does not publish the compute of its cards: its daemon is of an older version",
         (Cure.DAEMON, Cure.OTHER_REQUEST),
     )
+    NO_CLAIMS = (
+        "no claims served by the node, and the pod has one",
+        "the pod has a claim since a Binding failed, and the node serves none: another pod may run there",
+        (Cure.OTHER_REQUEST,),
+    )
     NO_PLUGIN = (
         "the node's kubelet has no gpupack device plugin at the moment",
         "the kubelet has no gpupack device plugin now: is the daemon running there?",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from msgspec import convert
 
 from allocator.names import (
     COMPUTE_RESOURCE,
@@ -18,6 +19,7 @@ from allocator.names import (
 )
 from kubeapi.errors import Conflict, KubeApiError, NotFound, TimedOut
 from kubeapi.lease import SOLE_PROCESS
+from kubeapi.objects import Pod
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer
@@ -27,6 +29,7 @@ from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.cache.published_nodes import read_published
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
+from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.binding_world import ARGS, Api, Leader, T
 from tests.cluster_builders import container, node, pod, pod_object, uuid
@@ -274,6 +277,59 @@ async def test_a_status_of_a_pod_that_has_changed_otherwise_is_not_written() -> 
     api.pod, api.pod_version = pod_object("p", 8, version=5, labels={"changed": "yes"}), 5
     assert (await World(api).binder.bind(*ARGS)).startswith("claim of the pod not written")
     assert api.writes == ["create", "allocate", "status"]
+
+
+def names_claim(version: int, **status: object) -> dict[str, Any]:
+    mappings = [{"containerName": "main", "resourceName": RESOURCE, "requestName": "container-0-request-0"}]
+    made = {"resourceClaimName": "p-gpupack-uid-p", "requestMappings": mappings}
+    return pod_object("p", 8, version=version, status={"extendedResourceClaimStatus": made, **status})
+
+
+async def test_a_pod_whose_status_names_a_claim_stays_away_from_nodes_of_the_device_plugin() -> None:
+    """No kubelet without our driver starts it, and the API server lets nobody take the name away again."""
+    api = Claims()
+    api.fail_at = (4, KubeApiError("the API server is ending", status=500))
+    world = World(api)
+    world.state.apply_node(node("plugin", (32,), version=2), 0)
+    extender = Extender(world.state, ClusterPolicies("least-requested"))
+    nodes = {"NodeNames": ["n", "plugin"]}
+
+    def passing(found: dict[str, Any]) -> list[str]:
+        reply = extender.filter(json.dumps({"Pod": found, **nodes}).encode(), 0)
+        return sorted(json.loads(reply.answer)["NodeNames"])
+
+    assert passing(pod_object("p", 8, version=3)) == ["n", "plugin"]
+    assert await world.binder.bind(*ARGS) != ""
+    await world.settle()
+    found = names_claim(api.version)
+    world.state.apply_pod(convert(found, Pod), 0)
+    assert passing(found) == ["n"]
+    why = await world.binder.bind("default", "p", "uid-p", "plugin")
+    assert "no claims served by the node, and the pod has one" in why
+    world.state.delete_node("n", "9", 0)
+    refused = json.loads(extender.filter(json.dumps({"Pod": found, **nodes}).encode(), 0).answer)
+    assert "no claims served" in refused["FailedAndUnresolvableNodes"]["plugin"]
+
+
+async def test_a_claim_of_other_resources_says_nothing_of_the_cards() -> None:
+    found = names_claim(3)
+    found["status"]["extendedResourceClaimStatus"]["requestMappings"][0]["resourceName"] = "example.com/nic"
+    request = read_pod(convert(found, Pod), RESOURCE).request
+    assert request is not None
+    assert not request.claimed
+
+
+async def test_a_patch_between_the_status_and_the_binding_lets_no_card_go() -> None:
+    api = Claims()
+    world = World(api)
+
+    def patch() -> None:
+        found = names_claim(api.version + 5, nominatedNodeName="n")
+        world.state.apply_pod(convert(found, Pod), 0)
+
+    api.during = patch
+    assert await world.binder.bind(*ARGS) == ""
+    assert int(world.state.nodes.assumed.sum()) == 8
 
 
 async def test_the_first_bind_of_a_process_keeps_its_allocation() -> None:
