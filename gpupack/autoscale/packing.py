@@ -50,7 +50,7 @@ class NewNode:
         terms = join_terms(self.terms, requirements.rules.terms)
         if terms is not None and len(terms) > MOST_TERMS and self.pods:
             return False
-        if self.node.put_pod(kind.request, CARD_POLICY, requirements.amounts) is None:
+        if self.node.put_pod(kind.request, CARD_POLICY, kind.amounts) is None:
             return False
         self.pods.append((pod, kind))
         self.terms = terms

@@ -172,6 +172,22 @@ def test_requests_are_rounded_up_so_that_sums_need_as_many_nodes_as_cards():
     assert [each[0] for each in asked(plan_of(grown(nodes, [*pods, *three])))] == [160, 160]
 
 
+def test_a_new_node_is_filled_with_what_its_daemons_leave_of_its_sum():
+    """A placeholder that asks for all 160 would fit no template: the agent has one of them there, too."""
+
+    def of_daemon_set(item):
+        item["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet"
+
+    nodes, pods = fragments(4, free=30)
+    agents = [Pod(f"agent-{node.name}", 1, node.name, (0,)) for node in nodes]
+    changes = {agent.name: of_daemon_set for agent in agents}
+    four = [waits(f"w{at}", 40) for at in range(4)]
+    assert [each[0] for each in asked(plan_of(grown(nodes, [*pods, *agents, *four], **changes)))] == [
+        159,
+        159,
+    ]
+
+
 def test_a_pod_that_no_new_node_could_take_gets_none_and_is_told():
     nodes, pods = fragments()
     for pod in (waits("waits", 160), waits("waits", 40, model="NVIDIA H200")):
