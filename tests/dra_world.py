@@ -169,6 +169,13 @@ class DraWorld(NodeWorld):
         self.kubelet.run(uid)  # type: ignore[attr-defined]
         return uid
 
+    async def reserve(self, name: str, pod: str) -> None:
+        """Reserve a claim for another pod, and for no other one."""
+        found = await self.call("GET", f"{CLAIMS}/{name}")
+        uid = str(self.api.pod("default", pod)["metadata"]["uid"])
+        found["status"]["reservedFor"] = [{"resource": "pods", "name": pod, "uid": uid}]
+        await self.call("PUT", f"{CLAIMS}/{name}/status", found)
+
     def end_pod(self, name: str) -> None:
         """Delete a pod whose containers are gone."""
         uid = self.api.pod("default", name)["metadata"]["uid"]

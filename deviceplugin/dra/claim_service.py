@@ -13,6 +13,7 @@ import structlog
 from allocator.claims import ClaimObject, make_claim_path
 from allocator.ids import device_id, device_names, parse_device_id
 from allocator.ledger.charges import charge_cards, charge_compute, charge_pod, charge_pod_compute
+from allocator.ledger.pods import add
 from deviceplugin.allocation.allocation_service import MakeGrant, container_grant
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject, decode_pod
@@ -389,6 +390,14 @@ class ClaimService:
         own = accounts.pods.get(uid)
         mine = charge_pod_compute(accounts, own) if own is not None else {}
         held = add_compute(share for claim in self._prepared.of_pod(uid) for share in claim.shares)
+        if own is not None:
+            # What no claim says the pod's request does, see `charge_pod_compute`.
+            unsaid = {name: ids - own.claimed_ids for name, ids in own.checkpoint_ids.items()}
+            request = own.pod.request
+            demands = (
+                [unsaid.get(name, frozenset()) for name in each.containers] for each in request.demands
+            )
+            add(held, request.charge_compute(map(accounts.cards_of, demands)))
         for uuid, percent in asked.items():
             others, before = charged[uuid] - mine.get(uuid, 0), held.get(uuid, 0)
             if others + before + percent > accounts.compute_limit:

@@ -358,6 +358,24 @@ async def test_a_claim_that_an_older_extender_wrote_counts_the_compute_of_its_po
         await until(lambda: published_compute(world) == (100, 50, 0), "the same after a restart")
 
 
+async def test_a_claim_finds_no_room_beside_the_compute_of_limits_that_an_older_extender_did_not_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claim_service.ClaimService.__init__, "__kwdefaults__", {"room_wait_s": 0.1})
+    limits = {"gpupack.io/gpu-memory-gib": "2", "gpupack.io/gpu-compute-percent": "60"}
+    asks = {"name": "main", "image": "x", "resources": {"claims": [{"name": "c"}], "limits": limits}}
+    async with dra_world(8) as world:
+        await world.claim("old", (0, 2), label=True, containers=[asks])
+        await world.claim("own", (0, 2), compute=50)
+        await world.reserve("own", "pod-old")
+        await world.prepare("old")
+        await until(lambda: published_compute(world) == (100, 60), "the compute in the words")
+        assert (await world.prepare("own"))["own"].error == (
+            f"claim default/own: card {card(0)} gives 100 percent of its compute, of which other pods have "
+            "0 and this pod has 60: 50 more are not there"
+        )
+
+
 async def test_a_claim_of_more_compute_than_a_card_has_is_refused() -> None:
     async with dra_world(8, compute_limit_percent=200) as world:
         await world.claim("by-hand", (0, 2), compute=150)
