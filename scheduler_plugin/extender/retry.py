@@ -26,6 +26,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from allocator.names import BATCH_SCHEDULER
 from kubeapi.bounded import BoundedDict
 from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound, decode_answer
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
@@ -194,5 +195,8 @@ class RefusedPodRetrier:
 
 
 def _was_refused(body: bytes) -> bool:
-    condition = decode_answer(body, decode_pod, "a Pod").status.scheduled
-    return condition is not None and condition.status == "False"
+    """Tell whether kube-scheduler has refused a pod; of a pod of batch mode the queue writes so."""
+    pod = decode_answer(body, decode_pod, "a Pod")
+    condition = pod.status.scheduled
+    is_refused = condition is not None and condition.status == "False"
+    return is_refused and pod.spec.scheduler_name != BATCH_SCHEDULER

@@ -204,8 +204,8 @@ class Extender:
         self.state.expire_tombstones(now)
         if pod.request is None or not pod.can_be_scheduled:
             return False
-        query = self.policies.make_request(self.state.nodes, pod.request, pod.amounts, pod.uid)
         try:
+            query = self.policies.make_request(self.state.nodes, pod.request, pod.amounts, pod.uid)
             with self.state.reservations.charged_against(self.state.nodes, pod.uid, pod.priority):
                 rows = among.rows(self.state.nodes.index)
                 fitting_rows = rows[filter_nodes(self.state.nodes, query, rows)]
@@ -214,7 +214,7 @@ class Extender:
                 planned, policy = bool(pod.planned_uuids), self.policies.get_policy(query.request)
                 placed = planned and len(rows) == 1
                 scores = self._score_fitting(policy, planned, placed, query, fitting_rows)
-        except POLICY_FAULTS:
+        except (RequestError, *POLICY_FAULTS):
             return False
         return bool((scores < np.inf).any())
 

@@ -3,7 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from allocator.names import BATCH_SCHEDULER, POD_NODE_POLICY
 from kubeapi.errors import KubeApiError, NotFound, TimedOut
 from kubeapi.objects import PodSchedulingGate
 from kubeapi.paths import STRATEGIC_PATCH
@@ -36,12 +38,16 @@ class Api(ApiRequests):
         self.error: KubeApiError | None = None
         self.meanwhile: Callable[[], None] = lambda: None
         self.scheduled = "False"
+        self.scheduler = "gpupack-scheduler"
 
     def answer(self, verb: str, path: str, body: Any) -> Any:
         assert path.startswith("/api/v1/namespaces/default/pods/")
         if verb == "get":
             condition = {"type": "PodScheduled", "status": self.scheduled}
-            return {"status": {"conditions": [condition] if self.scheduled else None}}
+            return {
+                "spec": {"schedulerName": self.scheduler},
+                "status": {"conditions": [condition] if self.scheduled else None},
+            }
         self.patched.append(path)
         self.body = body
         self.meanwhile()
@@ -218,6 +224,23 @@ async def test_a_predecessor_did_not_refuse_a_pod_that_does_not_say_so(setup: Se
     setup.api.scheduled = ""
     for _ in range(3):
         assert await setup.look() == []
+
+
+async def test_a_predecessor_did_not_refuse_a_pod_of_batch_mode(setup: Setup) -> None:
+    """The queue writes its condition, and kube-scheduler does not take it."""
+    setup.world.state.apply_pod(pod("p", 8, version=50), 0)
+    setup.use(0)
+    setup.api.scheduler = BATCH_SCHEDULER
+    for _ in range(3):
+        assert await setup.look() == []
+
+
+async def test_a_waiting_pod_whose_node_policy_does_not_exist_is_no_fault_of_ours(setup: Setup) -> None:
+    setup.world.state.apply_pod(pod("p", 8, version=50, annotations={POD_NODE_POLICY: "no-such"}), 0)
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert await setup.look() == []
+    assert logs == []
 
 
 async def test_the_nodes_asked_about_are_kept_while_there_are_the_same(setup: Setup) -> None:
