@@ -150,7 +150,8 @@ class Packer:
 
     def empty(self, name: str) -> NewNode:
         shapes = self._shapes
-        return NewNode(shapes.by_name[name], ScratchNode(shapes.cards(name), shapes.amounts(name)))
+        capacity = shapes.cluster.state.node_records[name].capacity
+        return NewNode(shapes.by_name[name], ScratchNode(shapes.cards(name), capacity))
 
     def _fill(self, name: str, kinds: Sequence[EquivalentPods], left: dict[int, list[WaitingPod]]) -> NewNode:
         node = self.empty(name)

@@ -404,8 +404,8 @@ class _PlaceholderMaker:
         """Make the pod that asks for a node; None if the autoscaler might add a useless node for it."""
         shape = node.shape
         amounts = sum_amounts(kind.amounts for _, kind in node.pods)
-        # It is one pod, which asks for all units of the node, whatever its pods ask for.
-        amounts = amounts._replace(pods=1, units=self.shapes.amounts(shape.name).units, percent=0)
+        # It is one pod, which asks for units, whatever its pods ask for.
+        amounts = amounts._replace(pods=1, units=max(shape.offered, amounts.units), percent=0)
         labels = self._labels(node, self._useless(node, amounts))
         if labels is None:
             return None

@@ -70,8 +70,10 @@ class Shape:
     Attributes:
         name: For people, and unlike that of every other shape.
         node: Such a node, as it is when all its parts have started, and beside the pods that every new node
-            has, see `_sum_empty_nodes`. A learned one offers the fewest units over all cards that a ready
-            node of the shape offers: an autoscaler may take that very node for its template.
+            has, see `_sum_empty_nodes`. A learned one offers the most units over all cards that a ready node
+            of the shape offers.
+        offered: The fewest units that a ready node of the shape offers: an autoscaler may take that very node
+            for its template.
         compute: Percent of compute over all cards that an autoscaler knows such a node to offer: as much as
             each of those does that it was learned from.
         nodes: Names of the nodes that it was learned from.
@@ -80,6 +82,7 @@ class Shape:
     name: str
     node: Node
     card_set: CardSet
+    offered: int
     declared: bool = False
     nodes: frozenset[str] = frozenset()
     compute: int = 0
@@ -116,9 +119,9 @@ class Shapes:
         return found
 
     def amounts(self, name: str) -> Amounts:
-        """Find what an empty node has besides cards."""
+        """Find what an autoscaler certainly knows an empty node to have."""
         shape, capacity = self.by_name[name], self.cluster.state.node_records[name].capacity
-        return with_compute(capacity, shape.compute)
+        return with_compute(capacity._replace(units=shape.offered), shape.compute)
 
 
 def read_card_sets(cluster: Cluster) -> dict[str, CardSet]:
@@ -173,8 +176,8 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
             break
         example = max(members[:_EXAMPLES], key=lambda node: (empty[node.name].cpu_milli, node.name))
         units = [empty[node.name].units for node in members if node.ready is not False]
-        offered = min((each for each in units if each > 0), default=0)
-        amounts = empty[example.name]._replace(units=offered, percent=0)
+        offered = [each for each in units if each > 0] or [sum(size for _, size in card_set)]
+        amounts = empty[example.name]._replace(units=max(offered), percent=0)
         labels = _common_labels(example, members)
         name = f"{labels.get(INSTANCE_TYPE) or describe_card_set(card_set, cluster.unit_mib)} #{number + 1}"
         shapes.append(
@@ -190,6 +193,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
                     _learn_compute_limit(cluster, members),
                 ),
                 card_set,
+                min(offered),
                 nodes=frozenset(node.name for node in members),
                 compute=min(map(read_offered_compute, members)),
             )
@@ -324,9 +328,10 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
         others = _resources(entry.get("resources") or {}, f"{at}.resources", faults)
         taints = tuple(_taints(entry.get("taints") or [], f"{at}.taints", faults))
         if len(faults) == before:
+            total = sum(size for _, size in card_set)
             amounts = Amounts(pods, cpu, memory, others=tuple(sorted(others.items())))
             node = _empty_node(str(name), card_set, unit_mib, labels, taints, amounts)
-            shapes.append(Shape(str(name), node, card_set, declared=True))
+            shapes.append(Shape(str(name), node, card_set, total, declared=True))
     if faults:
         raise InputError("\n".join(f"{source}: {fault}" for fault in faults))
     return shapes

@@ -188,6 +188,16 @@ def test_a_new_node_is_filled_with_what_its_daemons_leave_of_its_sum():
     ]
 
 
+def test_one_node_with_an_unhealthy_card_does_not_make_new_nodes_smaller():
+    """An autoscaler may take another node for its template."""
+    nodes, pods = fragments(4, free=30)
+    two = [waits("w1", 50), waits("w2", 50)]
+    plan = plan_of(grown(nodes, [*pods, *two], n4=offer({MEMORY: "80"})))
+    assert asked(plan) == [(100, "default/w1", "default/w2")]
+    plan = plan_of(grown(nodes, [*pods, waits("w1", 50)], n4=offer({MEMORY: "80"})))
+    assert asked(plan) == [(80, "default/w1")]
+
+
 def test_a_pod_that_no_new_node_could_take_gets_none_and_is_told():
     nodes, pods = fragments()
     for pod in (waits("waits", 160), waits("waits", 40, model="NVIDIA H200")):

@@ -108,13 +108,12 @@ def test_the_least_that_a_ready_node_offers_counts():
             amounts["gpupack.io/gpu-memory-gib"] = "80"
 
     (shape,) = learned([Node("n1", (80, 80)), Node("n2", (80, 80))], n1=offers)
-    assert shape.node.status.allocatable[MEMORY] == "80"
+    assert (shape.offered, shape.node.status.allocatable[MEMORY]) == (80, "160")
 
 
 def test_a_file_of_shapes_is_read_as_it_is_written():
     (shape,) = read_shapes(SHAPES, 1024)
-    assert shape.card_set == (("NVIDIA H100", 79), ("NVIDIA H100", 79))
-    assert shape.node.status.allocatable[MEMORY] == "158"
+    assert (shape.card_set, shape.offered) == ((("NVIDIA H100", 79), ("NVIDIA H100", 79)), 158)
     again = read_shapes(write_shapes([shape], 1024, "file"), 1024)[0]
     assert (again.card_set, again.taints, again.labels) == (shape.card_set, shape.taints, shape.labels)
 
