@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from allocator.names import POD_REQUEUED
+from allocator.names import POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
 from kubeapi.errors import Forbidden, Invalid, KubeApiError, TooManyRequests
 from kubeapi.events import BUSY_S
 from scheduler_plugin.queue.cache.queue_clock import TOLERANCE_S, QueueClock
@@ -220,6 +220,30 @@ async def test_a_pod_that_cannot_be_removed_says_so_and_is_asked_again(running: 
     told = [text for text in running.told("p") if "Admitted" not in text]
     assert told[0] == "Warning Requeued queue a is drained: it is removed and waits again"
     assert told[1:] == ["Warning NotRemoved the API server refuses to remove it: budget keeps it"] * 3
+
+
+@pytest.mark.parametrize("requeued", [False, True])
+async def test_a_pod_that_names_another_queue_before_its_admission_is_sent(requeued: bool) -> None:
+    """Writes wait for their turn; one that was seen to be for another queue by then is not sent."""
+
+    class Relabelling(Running):
+        def answer(self, verb: str, path: str, body: Any) -> Any:
+            if path.endswith("/first"):
+                self.world.change("uid-p", metadata={"labels": {QUEUE_NAME: "b"}})
+            return super().answer(verb, path, body)
+
+    running = Relabelling()
+    task = asyncio.create_task(running.controller.run())
+    running.world.pod("p", 1, created=2, gates=() if requeued else (QUEUE_GATE,))
+    if requeued:
+        running.world.requeue("uid-p")
+    running.world.pod("first", 1, created=1)
+    for _ in range(4):
+        await running.pass_time()
+    told = [text for text in running.told("p") if "Admitted" in text]
+    assert [text.partition(" for ")[0] for text in told] == ["Normal Admitted admitted from queue b"]
+    assert running.world.queue.queued_pods["uid-p"].charged_queue == "b"
+    task.cancel()
 
 
 async def test_a_pod_that_is_refused_and_then_removed_counts_once_as_taken_back() -> None:

@@ -83,9 +83,17 @@ class QueueMembership:
         if known is not None and admitted and known.charged_queue in self._config.queues:
             # Its gate may still be shown: the write that removes it is under way.
             return known.charged_queue
+        return self._find_waiting_queue(namespace, queue_info, "" if known is None else known.last_queue)
+
+    def has_left_queue(self, pod: QueuedPod) -> bool:
+        """Return True if an admitted pod that is still gated names another queue than admitted it."""
+        queue = self._find_waiting_queue(pod.record.namespace, pod.queue_info, pod.last_queue)
+        return pod.queue_info.gated and queue != pod.charged_queue
+
+    def _find_waiting_queue(self, namespace: str, queue_info: PodQueueInfo, last: str) -> str:
         if queue_info.label and queue_info.gated and not queue_info.requeued:
             return queue_info.label
-        return self.find_queue(namespace, queue_info.label, "" if known is None else known.last_queue)
+        return self.find_queue(namespace, queue_info.label, last)
 
     def update_queue(self, pod: QueuedPod) -> None:
         """Determine the queue of a pod again; it stays where it was if no queue admits it any more."""

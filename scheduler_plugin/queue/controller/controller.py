@@ -218,7 +218,11 @@ class Controller:
         node = member.node if admitted.names_node or names_node else ""
         async with self._turns:
             cards = self.queue.list_planned_cards(member.uid)
-            answer = await self._writer.admit_pod(pod, node, cards, member.others)
+            answer = (
+                WriteResult(WriteOutcome.REFUSED)
+                if self.queue.has_left_queue(pod)
+                else await self._writer.admit_pod(pod, node, cards, member.others)
+            )
         self._record_result(admitted, member, pod, answer)
 
     def _record_result(

@@ -298,6 +298,10 @@ class Queue:
         assigned = assumed.assigned if assumed is not None else None
         return sorted({uuid for uuid, _ in chain.from_iterable((assigned or {}).values())})
 
+    def has_left_queue(self, pod: QueuedPod) -> bool:
+        """Return True if an admission must not be written: the pod names another queue by now."""
+        return self._membership.has_left_queue(pod)
+
     def may_name_node(self, pod: QueuedPod) -> bool:
         """Return False for a pod that kube-scheduler places by the topology constraints of its PodGroup."""
         return not self.state.pod_groups.has_topology(pod.record.scheduling_group)
