@@ -8,14 +8,12 @@ import numpy as np
 
 from gpupack.whatif.gangs import find_gang_key, list_gang
 from gpupack.whatif.what_if import PodCardUsage, WhatIf, without_pods
-from scheduler_plugin.cache.arrays import LongArray
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.scheduling.request import compute_units_by_card, get_usable_units
+from scheduler_plugin.scheduling.fit_counts import NEVER, compute_least_missing
 
 MOST_NODES: Final = 48
 MOST_SETS: Final = 600
 MOST_PODS: Final = 6
-_NEVER: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +39,12 @@ def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[
     """
     nodes = what_if.cluster.state.nodes
     rows = what_if.cluster.rows
-    missing = _missing(what_if)
+    missing = compute_least_missing(nodes, what_if.query, rows)
     order = np.lexsort((nodes.name_rank[rows], missing))
     names = [
         nodes.names[rows[at]]
         for at in order.tolist()
-        if missing[at] < _NEVER and nodes.names[rows[at]] not in skip
+        if missing[at] < NEVER and nodes.names[rows[at]] not in skip
     ]
     looked_at = names[:MOST_NODES]
     complete = len(looked_at) == len(names)
@@ -119,20 +117,3 @@ def can_start_without(what_if: WhatIf, usage: PodCardUsage, node: str, pods: Seq
 
 def _units(usage: PodCardUsage, pods: Sequence[PodRecord]) -> int:
     return sum(sum(usage.get_units(pod).values()) for pod in pods)
-
-
-def _missing(what_if: WhatIf) -> LongArray:
-    """Compute the units that must become free at least, by node, for the demand that needs most: int64[m]."""
-    nodes, rows, query = what_if.cluster.state.nodes, what_if.cluster.rows, what_if.query
-    size = get_usable_units(nodes.as_emptied(), query.policy_request, rows)
-    occupied = (nodes.used[rows] + nodes.assumed[rows]).astype(np.int64)
-    worst: LongArray = np.zeros(len(rows), dtype=np.int64)
-    for demand, units in zip(query.request.demands, compute_units_by_card(nodes, query, rows), strict=True):
-        lacks = np.maximum(0, occupied + units - size)
-        lacks[size < units] = _NEVER
-        lacks[nodes.size[rows] == 0] = _NEVER
-        if demand.cards > lacks.shape[1]:
-            return np.full(len(rows), _NEVER, dtype=np.int64)
-        least = np.minimum(_NEVER, np.sort(lacks, axis=1)[:, : demand.cards].sum(axis=1))
-        worst = np.maximum(worst, least)
-    return worst

@@ -1,4 +1,4 @@
-"""Counts how many equal pods fit on nodes at once: in the free space, or on empty nodes. Pure."""
+"""Counts how many equal pods fit on nodes at once, and what must become free for the first one. Pure."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -18,6 +18,9 @@ MOST_SEARCHED: Final = 256
 
 MOST_COUNTED: Final = 4096
 """Highest count of pods for one node."""
+
+NEVER: Final = 1 << 40
+"""Units that a card, or a node, never has: where a demand cannot be served at all."""
 
 
 def count_most_pods(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> LongArray:
@@ -53,7 +56,7 @@ def count_most_pods(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray)
         fewest = np.maximum(np.minimum.reduce(by_demand), 1)
         fits = np.where(has_cards, free // fewest, 0)
         most = np.minimum(most, count_card_groups(fits, sum(each.cards for each in query.request.demands)))
-    least = np.where(has_cards, total, 1 << 40).min(axis=1, initial=1 << 40)
+    least = np.where(has_cards, total, NEVER).min(axis=1, initial=NEVER)
     most = np.minimum(most, free.sum(axis=1) // np.maximum(least, 1))
     if percent := query.policy_request.compute:
         most = np.minimum(most, np.where(free > 0, compute, 0).sum(axis=1) // percent)
@@ -68,6 +71,28 @@ def count_most_on_empty(
     emptied = nodes.as_emptied()
     most = count_most_pods(emptied, query, rows)
     return np.minimum(most, emptied.amounts.count_fits(beside, rows), out=most)
+
+
+def compute_least_missing(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> LongArray:
+    """Compute how many units must at least become free on nodes before a pod fits: int64[m].
+
+    That is what the demand that needs most would lack on the cards of each node alone, where compute that is
+    short counts as that part of a card's units; `NEVER` where empty cards do not suffice for one.
+    """
+    size = get_usable_units(nodes.as_emptied(), query.policy_request, rows)
+    taken = (nodes.used[rows] + nodes.assumed[rows]).astype(np.int64)
+    limit, compute_free = nodes.compute_limit[rows][:, None], nodes.compute_free[rows].astype(np.int64)
+    missing: LongArray = np.zeros(len(rows), dtype=np.int64)
+    for demand, units in zip(query.request.demands, compute_units_by_card(nodes, query, rows), strict=True):
+        lacks = np.maximum(0, taken + units - size)
+        if demand.compute:
+            percent = np.maximum(0, demand.compute - compute_free)
+            np.maximum(lacks, percent * size // np.maximum(limit, 1), out=lacks)
+        lacks[(size < units) | (limit < demand.compute)] = NEVER
+        if demand.cards > lacks.shape[1]:
+            return np.full(len(rows), NEVER, dtype=np.int64)
+        np.maximum(missing, np.sort(lacks, axis=1)[:, : demand.cards].sum(axis=1), out=missing)
+    return np.minimum(missing, NEVER, out=missing)
 
 
 def can_ever_hold_all(nodes: NodeArrays, kinds: Iterable[tuple[SchedulingRequest, int]]) -> bool:

@@ -145,6 +145,20 @@ def test_room_is_kept_where_the_least_is_missing_of_both_numbers() -> None:
     assert found[uid].node == "nearly", "2 GiB are missing there, and 60 percent of a card elsewhere"
 
 
+def test_room_is_not_kept_on_a_card_of_which_pods_have_more_than_there_is() -> None:
+    """The node has not said yet that it holds the second pod; both would have to end."""
+    world = QueueWorld()
+    world.node("a", (16,), (16,), compute=(100,))
+    world.node("b", (16,), (16,), compute=(100,))
+    world.bind_to(ask(world, "second", 30, units=8, gates=()), "a")
+    for percent in (1, 30):
+        uid = ask(world, f"p{percent}", percent, units=8)
+        requirements = world.queue.queued_pods[uid].requirements
+        assert requirements is not None
+        found = ReservationPlanner(world.queue.capacity, uid).plan_workload([(uid, requirements)])
+        assert found[uid].node == "b", "8 GiB are missing there, and 16 on the other node"
+
+
 def test_pods_of_a_gang_with_most_compute_come_first_among_those_of_one_size() -> None:
     """70 and 30, and 60 and 40 percent fit on two cards; 30 and 40 first leave no room for 60."""
     world = QueueWorld()

@@ -8,21 +8,21 @@ A single pod is a workload of one.
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Final
 
 import numpy as np
 
+from allocator.cards import Card, CardAmounts
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.cache.arrays import LongArray, RowArray
+from scheduler_plugin.cache.cards import build_charged_cards
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.quota_usage import RowFilter
 from scheduler_plugin.queue.capacity.requirements import PodRequirements
 from scheduler_plugin.queue.capacity.reservations import NO_RESERVATIONS, NodeReservations, QueueReservation
+from scheduler_plugin.scheduling.fit_counts import NEVER, compute_least_missing
 
 Pod = tuple[str, PodRequirements]
 """UID and needs of one pod."""
-
-_NEVER: Final = 1 << 40
 
 
 @dataclass(slots=True)
@@ -127,11 +127,11 @@ class ReservationPlanner:
             heapify(queue)
             self._queues[requirements] = queue
         while queue:
-            # What a row needs only grows with each pod that goes there: whoever is first with a figure that
-            # holds is the best.
+            # What a row needs grows with each pod that goes there: whoever is first with a figure that holds
+            # is the best. It shrinks where pods have more of a card than there is: that ends for the first.
             known, rank, row = queue[0]
             spot = self._find_place(requirements, row)
-            if spot is not None and spot.missing == known:
+            if spot is not None and spot.missing <= known:
                 return spot
             heappop(queue)
             if spot is not None:
@@ -149,26 +149,9 @@ class ReservationPlanner:
         if among is not None:
             usable &= among(requirements)
         rows = np.flatnonzero(usable)
-        least = self._compute_least_missing(requirements, rows)
-        can = least < _NEVER
+        least = compute_least_missing(nodes, self._capacity.make_query(requirements), rows)
+        can = least < NEVER
         return rows[can], least[can]
-
-    def _compute_least_missing(self, requirements: PodRequirements, rows: RowArray) -> LongArray:
-        """Compute a lower bound of the units that must become free, int64[m], from the largest demand."""
-        nodes = self._capacity.state.nodes
-        size = nodes.evictable[rows]
-        if not size.size:
-            return np.zeros(len(rows), dtype=np.int64)
-        largest = int(size.max())
-        demand = max(requirements.request.demands, key=lambda each: each.units_on(largest) * each.cards)
-        sizes, at = np.unique(size, return_inverse=True)
-        units = np.array([demand.units_on(each) for each in sizes.tolist()])[at].reshape(size.shape)
-        missing = np.maximum(0, nodes.occupied[rows] + units - size).astype(np.int64)
-        missing[size < units] = _NEVER
-        if demand.cards > missing.shape[1]:
-            return np.full(len(rows), _NEVER, dtype=np.int64)
-        least: LongArray = np.sort(missing, axis=1)[:, : demand.cards].sum(axis=1)
-        return least
 
     def _find_place(
         self, requirements: PodRequirements, row: int, among: Collection[int] | None = None
@@ -180,8 +163,7 @@ class ReservationPlanner:
             return None
         if not self._has_slot(load, nodes.names[row]):
             return None
-        open_units = nodes.evictable[row].tolist()
-        occupied, compute_free = nodes.occupied[row].tolist(), nodes.compute_free[row].tolist()
+        cards, open_units = build_charged_cards(nodes, row), nodes.evictable[row].tolist()
         admits = self._capacity.make_query(requirements).policy_request.admits
         units, spot, rules = list(load.units), _PlannedPlace(0, row), requirements.request.rules
         limit, planned = int(nodes.compute_limit[row]), list(load.compute)
@@ -190,22 +172,18 @@ class ReservationPlanner:
             needs = [demand.units_on(size) for size in open_units]
             # Of cards that need equally much the one that the pod fills best: others stay whole.
             able = sorted(
-                (short, max(0, size - occupied[card] - units[card] - needs[card]), card)
-                for card, size in enumerate(open_units)
-                if size >= units[card] + needs[card]
-                and (not demand.compute or limit >= planned[card] + demand.compute)
-                and card not in load.others.cards
-                and (admits is None or admits[row, card])
-                and (among is None or card in among)
-                for short in [
-                    max(
-                        _find_short(size, occupied[card] + units[card], needs[card]),
-                        _find_short(limit, limit - compute_free[card] + planned[card], demand.compute)
-                        * size
-                        // max(1, limit),
-                    )
-                ]
-                if not (rules.apart and card in spot.units)
+                (
+                    _compute_missing(card, (units[at], planned[at]), (needs[at], demand.compute)),
+                    max(0, card.free_units - units[at] - needs[at]),
+                    at,
+                )
+                for at, card in enumerate(cards)
+                if open_units[at] >= units[at] + needs[at]
+                and (not demand.compute or limit >= planned[at] + demand.compute)
+                and at not in load.others.cards
+                and (admits is None or admits[row, at])
+                and (among is None or at in among)
+                and not (rules.apart and at in spot.units)
             )
             able = _take_first(able, demand.cards, models if rules.same_model else None)
             if len(able) < demand.cards:
@@ -250,9 +228,16 @@ class ReservationPlanner:
         return load
 
 
-def _find_short(size: int, taken: int, asked: int) -> int:
-    """Find how much of what is asked must become free first."""
-    return max(0, taken + asked - size) - max(0, taken - size)
+def _compute_missing(card: Card, planned: CardAmounts, asked: CardAmounts) -> int:
+    """Compute how many units must become free on a card for more than is planned there already."""
+    before, after = (
+        max(short, percent * card.size_units // max(1, card.compute_limit))
+        for short, percent in (
+            card.compute_shortage(*planned),
+            card.compute_shortage(planned[0] + asked[0], planned[1] + asked[1]),
+        )
+    )
+    return after - before if planned[0] else after
 
 
 def _take_first(
