@@ -48,9 +48,9 @@ def make_pod_ref(namespace: str, name: str, uid: str) -> ObjectRef:
     return ObjectRef("Pod", name, namespace, uid)
 
 
-def make_node_ref(name: str, uid: str = "") -> ObjectRef:
-    """Refer to a node; without a UID its name stands for it, as in the kubelet's own Events."""
-    return ObjectRef("Node", name, uid=uid or name)
+def make_node_ref(name: str) -> ObjectRef:
+    """Refer to a node; its name stands for its UID, as in the kubelet's own Events."""
+    return ObjectRef("Node", name, uid=name)
 
 
 def make_pod_group_ref(namespace: str, name: str, uid: str) -> ObjectRef:

@@ -36,7 +36,7 @@ class LeaseFollower:
         name: str,
         host: str,
         *,
-        gap_s: float = 5.0,
+        gap_s: float,
         read_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,

@@ -179,12 +179,10 @@ class CdiNames:
             self._reported[about] = problem
 
 
-async def refresh_repeatedly(
-    names: CdiNames, cards: Callable[[], Sequence[GpuCard]], every_s: float = LOOK_S
-) -> None:
+async def refresh_repeatedly(names: CdiNames, cards: Callable[[], Sequence[GpuCard]]) -> None:
     """Look again and again until cancelled: toolkits write their specification when it suits them."""
     while True:
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(LOOK_S)
         await asyncio.to_thread(lambda: names.refresh(cards()))
 
 

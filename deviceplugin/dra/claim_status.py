@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -79,13 +78,11 @@ class ClaimStatusWriter:
         prepared: PreparedClaims,
         *,
         node_name: str,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._prepared = prepared
         self._node_name = node_name
         self._written: set[tuple[str, str]] = set()
-        self._clock = clock
         self._stepper = Stepper(self._step)
         self._backoff = Backoff(0.5, LONGEST_WAIT_S)
         self._refused: KeyedBackoff[str] = KeyedBackoff(0.5, LONGEST_WAIT_S, random.uniform)
@@ -101,7 +98,7 @@ class ClaimStatusWriter:
         """
         self._written &= {(claim.uid, claim.pod_uid) for claim in self._prepared}
         self._refused.forget_others({claim.uid for claim in self._prepared})
-        self._refused.pop_due(self._clock())
+        self._refused.pop_due(time.monotonic())
         for claim in self._prepared:
             if (
                 claim.is_for_limits
@@ -115,7 +112,7 @@ class ClaimStatusWriter:
                 pass  # deleted by force: nobody is left to be told
             except (Conflict, Forbidden, Invalid, Malformed) as error:
                 self._refused.log_failure(
-                    claim.uid, self._clock(), log, _NOT_WRITTEN, error, claim=claim.name
+                    claim.uid, time.monotonic(), log, _NOT_WRITTEN, error, claim=claim.name
                 )
                 continue
             except KubeApiError as error:
@@ -126,7 +123,7 @@ class ClaimStatusWriter:
             self._written.add((claim.uid, claim.pod_uid))
             self._refused.forget(claim.uid)
             self._backoff.reset()
-        return self._refused.find_wait_s(self._clock())
+        return self._refused.find_wait_s(time.monotonic())
 
     async def _write(self, claim: PreparedClaim) -> None:
         path = make_claim_path(claim.namespace, claim.name)

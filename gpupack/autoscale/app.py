@@ -51,8 +51,6 @@ class AutoscaleLoop:
         recorder: EventRecorder,
         metrics: AutoscaleMetrics,
         trouble: Callable[[], str],
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self._live = live
         self._settings = settings
@@ -60,8 +58,6 @@ class AutoscaleLoop:
         self._recorder = recorder
         self._metrics = metrics
         self._trouble = trouble
-        self._clock = clock
-        self._wall = wall
         self._planner = Planner(settings.rules(), settings.declared())
         self._guard_at = float("-inf")
         self._sent: dict[str, str] = {}
@@ -88,16 +84,16 @@ class AutoscaleLoop:
 
     async def run_pass(self) -> None:
         await self._ask_for_nodes()
-        if self._clock() >= self._guard_at:
-            self._guard_at = self._clock() + self._settings.guard_period_s
+        if time.monotonic() >= self._guard_at:
+            self._guard_at = time.monotonic() + self._settings.guard_period_s
             await self._guard()
 
     async def _ask_for_nodes(self) -> None:
-        began = self._clock()
+        began = time.monotonic()
         cluster = self._live.get_cluster()
-        self.plan = self._planner.plan(cluster, began, self._wall())
+        self.plan = self._planner.plan(cluster, began, time.time())
         changes = find_changes(self.plan.placeholders, cluster.pods.values(), self._settings.namespace)
-        self._metrics.passes.observe(self._clock() - began)
+        self._metrics.passes.observe(time.monotonic() - began)
         self._send_events()
         # A label goes first: without it Karpenter thinks that the placeholder fits on that node.
         await self._writer.write_labels(self.plan.unlabelled)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
+from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector, Sink
 
@@ -22,9 +22,8 @@ class WatchedKind(Sink[T]):
         put: Callable[[T], None],
         drop: Callable[[T], None],
         changed: Callable[[], None],
-        watch_s: int = WATCH_TIMEOUT_S,
     ) -> None:
-        self._reflector: Reflector[T] = Reflector(client, path, kind, self, watch_s=watch_s)
+        self._reflector: Reflector[T] = Reflector(client, path, kind, self)
         self._replace = replace
         self._put = put
         self._drop = drop

@@ -149,9 +149,7 @@ class Cluster:
         )
 
     @classmethod
-    def from_json(
-        cls, text: str | bytes, *, unit_mib: int | None = None, source: str = "the file"
-    ) -> "Cluster":
+    def from_json(cls, text: str | bytes, *, unit_mib: int | None = None) -> "Cluster":
         """Build it from the output of `kubectl get nodes,pods -A -o json`.
 
         Raises:
@@ -163,7 +161,7 @@ class Cluster:
             found.pods,
             unit_mib=unit_mib,
             budgets=found.budgets or None,
-            source=source,
+            source="the file",
             claims=found.claims,
         )
 

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final
 
 from allocator.claims import CLAIMS_PATH, ClaimObject, make_claims_path
 from gpupack.inventory.watched_kind import WatchedKind
@@ -13,9 +12,6 @@ from kubeapi.objects import Node, Pod
 from kubeapi.paths import NODES_PATH, PODS_PATH, make_collection_path, quote_segment
 from scheduler_plugin.cache.pod_groups import COSCHEDULING, KUBERNETES, list_pod_group_paths
 from scheduler_plugin.cache.watcher import PodGroupWatch
-
-WATCH_S: Final = 120
-"""A watch ends after so long, which is also when silence is noticed."""
 
 
 class LiveFeed:
@@ -38,27 +34,13 @@ class LiveFeed:
         pods = make_collection_path(namespace, "pods") if namespace else PODS_PATH
         claims = make_claims_path(within) if within else CLAIMS_PATH
         self._nodes = WatchedKind(
-            client,
-            NODES_PATH,
-            Node,
-            live.replace_nodes,
-            live.put_node,
-            live.drop_node,
-            self._nodes_changed,
-            WATCH_S,
+            client, NODES_PATH, Node, live.replace_nodes, live.put_node, live.drop_node, self._nodes_changed
         )
         self._pods = WatchedKind(
-            client, pods, Pod, live.replace_pods, live.put_pod, live.drop_pod, self._pods_changed, WATCH_S
+            client, pods, Pod, live.replace_pods, live.put_pod, live.drop_pod, self._pods_changed
         )
         self._claims = WatchedKind(
-            client,
-            claims,
-            ClaimObject,
-            live.replace_claims,
-            live.put_claim,
-            live.drop_claim,
-            changed,
-            WATCH_S,
+            client, claims, ClaimObject, live.replace_claims, live.put_claim, live.drop_claim, changed
         )
 
     async def run(self) -> None:

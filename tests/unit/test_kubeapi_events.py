@@ -58,7 +58,6 @@ async def test_an_event_of_a_node_is_in_default_under_the_nodes_name_as_uid(api)
     ((path, event),) = api.objects.items()
     assert path.startswith("/api/v1/namespaces/default/events/n1.")
     assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n1"}
-    assert make_node_ref("n1", "uid-9").uid == "uid-9"
 
 
 async def test_a_repeated_event_raises_the_count_of_the_one_there_is(api) -> None:

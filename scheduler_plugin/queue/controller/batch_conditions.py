@@ -38,14 +38,12 @@ class BatchConditions:
         timeout_s: float,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
         self._can_write = can_write
         self._busy = busy
         self._timeout_s = timeout_s
         self._sleep = sleep
-        self._wall = wall
         self._backoff = Backoff(cap_s=LONGEST_PAUSE_S)
         self._due: dict[str, tuple[QueuedPod, WaitReason, str]] = {}
         self._more = asyncio.Event()
@@ -72,7 +70,7 @@ class BatchConditions:
     async def _write_condition(self, pod: QueuedPod, reason: WaitReason, message: str) -> None:
         """Write a condition; if that may work later, it is due again after those of the other pods."""
         record = pod.record
-        condition = make_condition(reason, message, self._wall())
+        condition = make_condition(reason, message, datetime.now(UTC))
         try:
             await write_scheduled(
                 self._api, record.namespace, record.name, condition, uid=record.uid, timeout_s=self._timeout_s

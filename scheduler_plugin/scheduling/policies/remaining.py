@@ -116,7 +116,7 @@ class ClassSearch:
         return compute_tightest(view, self.demand, ask.admits, rows)
 
 
-def find_search(view: ClusterView, ask: PolicyRequest, order: Sequence[str] = CLASSES) -> ClassSearch:
+def find_search(view: ClusterView, ask: PolicyRequest, order: Sequence[str]) -> ClassSearch:
     """Find the dominant class, and what to search for in it."""
     asked = {GPU: ask.gpu_units, CPU: ask.cpu_milli, MEMORY: ask.memory_bytes}
     totals = {
