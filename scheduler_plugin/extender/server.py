@@ -12,7 +12,7 @@ from aiohttp.typedefs import Middleware
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.serving import serve_health, serve_metrics
 from scheduler_plugin.binding.batch_committer import BatchCommitter
-from scheduler_plugin.binding.batch_protocol import CommitReply, decode_commit_call
+from scheduler_plugin.binding.batch_protocol import CommitOutcome, CommitReply, decode_commit_call
 from scheduler_plugin.binding.batch_protocol import encode as encode_commit
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.cache.watcher import Watcher
@@ -21,7 +21,7 @@ from scheduler_plugin.extender.fast_server import VerbAnswer
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.metrics import Metrics
 from scheduler_plugin.extender.pod_events import PodReporter
-from scheduler_plugin.extender.protocol import decode_bind, encode_bind, encode_filter_error
+from scheduler_plugin.extender.protocol import BindArgs, decode_bind, encode_bind, encode_filter_error
 from scheduler_plugin.extender.retry import RefusedPodRetrier
 from scheduler_plugin.extender.stale_refusals import WAIT_S, StaleRefusalWait
 from scheduler_plugin.extender.verbs import Extender
@@ -192,8 +192,12 @@ class ExtenderService:
         began = perf_counter()
         call = decode_commit_call(body)
         results = await self.batch.commit(call) if self.batch is not None else []
-        for result in results:
+        pods = (pod for group in call.groups for pod in group)
+        for pod, result in zip(pods, results, strict=True):
             self.metrics.committed.labels(result.outcome.value).inc()
+            if result.outcome is CommitOutcome.BOUND:
+                bound = BindArgs(pod.name, pod.namespace, pod.uid, result.node)
+                self.reporter.report_bound(bound, perf_counter() - began)
         return self._finish("commit", began, encode_commit(CommitReply(tuple(results))))
 
     async def preempt(self, body: bytes) -> VerbAnswer:

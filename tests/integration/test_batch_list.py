@@ -113,7 +113,7 @@ async def test_where_slots_decide_the_node_is_the_only_one(tmp_path: Path) -> No
         assert len(listed(api.pod("default", "p"))) == 1
 
 
-async def test_metrics_count_what_became_of_each_pod_of_a_call(tmp_path: Path) -> None:
+async def test_metrics_and_events_tell_what_became_of_each_pod_of_a_call(tmp_path: Path) -> None:
     """The API server binds one pod, refuses one, and does not say what became of the third."""
     # Nothing to wait for before the first Binding: else the call's own time may be over by then.
     options: dict[str, Any] = {"commit": True, "after_another": False, "bind_timeout_s": 30.0}
@@ -143,3 +143,7 @@ async def test_metrics_count_what_became_of_each_pod_of_a_call(tmp_path: Path) -
         _, metrics = await client.get("/metrics")
         for outcome in uids:
             assert f'gpupack_extender_batch_pods_total{{outcome="{outcome}"}} 1.0' in metrics
+        await until(lambda: api.objects("events"))
+        (event,) = api.objects("events")
+        assert (event["reason"], event["involvedObject"]["name"]) == ("CardsAssigned", "bound")
+        assert event["message"].startswith("Assigned on node n1: card ")
