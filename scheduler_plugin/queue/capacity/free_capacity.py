@@ -382,18 +382,14 @@ class FreeCapacity:
         fits[fits] = allowed
         return fits
 
-    def count_fits(self, asked: Amounts, row: int, *, emptied: bool = False) -> int:
+    def count_fits(self, asked: Amounts, row: int) -> int:
         """Count how often the amounts fit into what a node has left, its cards apart.
 
         The arrays have no columns of resources that no node policy names: the node's record has them.
         A resource that a DeviceClass may serve limits nothing.
-
-        Args:
-            emptied: As if no pod were there.
         """
         record = self.state.node_records[self.state.nodes.names[row]]
-        left = record.capacity if emptied else record.left
-        return leave_out_undecided(asked, record.capacity).count_in(left)
+        return leave_out_undecided(asked, record.capacity).count_in(record.left)
 
     def make_query(self, requirements: PodRequirements) -> SchedulingRequest:
         return self._get_fit_mask(requirements).query
@@ -442,6 +438,12 @@ class TotalCapacity:
         names = self._capacity.state.nodes.names
         return [names[row] for row in np.flatnonzero(self._count_by_row(requirements)).tolist()]
 
+    def count_fits(self, asked: Amounts, row: int) -> int:
+        """Count how often the amounts fit into a node without its pods, see `FreeCapacity.count_fits`."""
+        state = self._capacity.state
+        capacity = state.node_records[state.nodes.names[row]].capacity
+        return leave_out_undecided(asked, capacity).count_in(capacity)
+
     def count_missing(self, members: Iterable[PodRequirements]) -> int:
         """Count the pods of a gang that could not run beside its other pods even on an empty cluster.
 
@@ -470,7 +472,7 @@ class TotalCapacity:
             query, beside = free_capacity.make_query(requirements), requirements.amounts.without_sums()
             most = count_most_on_empty(nodes, query, beside, stale)
             for at in np.flatnonzero(most).tolist() if beside.others else ():
-                most[at] = min(most[at], free_capacity.count_fits(beside, stale[at], emptied=True))
+                most[at] = min(most[at], self.count_fits(beside, stale[at]))
             known.pods[stale] = np.where(free_capacity.mask_allowed(requirements)[stale], most, 0)
             known.made[stale] = nodes.version[stale]
         return known.pods

@@ -159,7 +159,7 @@ class ReservationPlanner:
         """Find the cards of a node for one more pod; None if they can never be free for it."""
         nodes, load = self._capacity.state.nodes, self._get_load(row)
         amounts = load.amounts.add(load.others.amounts).add(requirements.amounts.without_sums())
-        if not self._capacity.count_fits(amounts, row, emptied=True):
+        if not self._capacity.capacity.count_fits(amounts, row):
             return None
         if not self._has_slot(load, nodes.names[row]):
             return None
