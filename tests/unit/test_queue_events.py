@@ -399,3 +399,20 @@ async def test_a_pod_that_is_requeued_is_told_and_so_is_one_that_cannot_be(runni
     assert world.queue.queues["a"].units == 16
     await running.pass_time(15)
     assert world.queue.queued_pods[uids[0]].phase is Phase.ADMITTED, "its turn has come again"
+
+
+async def test_how_long_it_takes_to_find_that_nobody_else_can_be_admitted_counts_too() -> None:
+    """It takes longest where thousands of pods wait for room."""
+    running, took = Running(), list[float]()
+    world = running.world
+    for name in ("p0", "p1"):
+        world.pod(name, 16)
+    world.pod("large", 16, created=9)
+    writer = PodWriter(running, lambda: True, 1.0)
+    controller = Controller(world.queue, writer, running, lambda: world.now, lambda: True, took.append)
+    task = asyncio.create_task(controller.run())
+    controller.record_change()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    task.cancel()
+    assert len(took) == 3

@@ -151,8 +151,8 @@ class Controller:
 
     async def _admit_all(self) -> None:
         """Decide, in batches, until nobody can be admitted."""
-        decisions = self.queue.admit_workloads(self._clock())
-        while self._ready():
+        decisions, is_over = self.queue.admit_workloads(self._clock()), False
+        while self._ready() and not is_over:
             began = self._clock()
             batch: list[AdmittedWorkload] = []
             for admitted in decisions:
@@ -162,6 +162,9 @@ class Controller:
                 began = self._clock()
                 if len(batch) == BATCH:
                     break
+            else:
+                self._decided(self._clock() - began)
+                is_over = True
             if not batch:
                 return
             by_uid = {admitted.workload.uid: admitted for admitted in batch}
