@@ -155,7 +155,12 @@ class SlicePublisher(Sink[SliceObject]):
         if self._found is None or self._node_view.node is None or not self._ready():
             return None
         wait_s = await self._write_slices(self._found)
-        return None if wait_s is None else wait_s + self._gap_s
+        if wait_s is not None:
+            return wait_s + self._gap_s
+        # Also after a write without an answer, which may have gone through.
+        self._backoff.reset()
+        self.problem = None
+        return None
 
     async def _write_slices(self, found: dict[str, SliceObject]) -> float | None:
         """Write what differs; return the seconds after which to try again, None if all is as it should be."""
@@ -182,8 +187,6 @@ class SlicePublisher(Sink[SliceObject]):
             self.problem = f"the ResourceSlices of node {self._node_name} cannot be written: {error}"
             return await self._stepper.pause(self._backoff.log_failure(log, "slices not published", error))
         self._generation = generation
-        self._backoff.reset()
-        self.problem = None
         log.info("slices published", slices=len(changed), generation=generation)
         return None
 

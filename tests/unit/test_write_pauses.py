@@ -13,11 +13,11 @@ from allocator.names import PACKED_LAYOUT, STARTUP_TAINT
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import decode_node
 from deviceplugin.dra.node_kind import NodeKindMark
-from deviceplugin.dra.slice_publisher import SlicePublisher
+from deviceplugin.dra.slice_publisher import SliceObject, SlicePublisher
 from deviceplugin.gpus.api.source import GpuCard
 from deviceplugin.publishing.ownership import DaemonIdentity, NodeOwnership
 from deviceplugin.publishing.startup_taint import StartupTaint
-from kubeapi.errors import Conflict, Unreachable
+from kubeapi.errors import Conflict, TimedOut, Unreachable
 from tests.ledger_world import RESOURCE as GIB
 from tests.ledger_world import cards
 
@@ -141,3 +141,15 @@ async def test_the_first_failure_after_a_conflict_of_owners_is_a_warning() -> No
     with capture_logs() as said:
         await owner._step()
     assert [line["log_level"] for line in said] == ["warning"]
+
+
+async def test_slices_that_were_written_though_nobody_heard_of_it_are_no_problem() -> None:
+    world = World(TimedOut("no answer"))
+    publisher = world.slices()
+    publisher._stepper.hurry()
+    await publisher._step()
+    assert publisher.problem == "the ResourceSlices of node n1 cannot be written: no answer"
+    (wanted,) = publisher.wanted()
+    publisher.event("ADDED", msgspec.convert({**wanted, "kind": "ResourceSlice"}, SliceObject), "6")
+    await publisher._step()
+    assert (publisher.problem, world.api.requests) == (None, 1)
