@@ -2,7 +2,7 @@
 
 kube-scheduler has already chosen the node, so there is no list to merge and nothing to score. All that
 matters is whether the pod still fits. Choosing its cards answers that, even if the node has changed since
-filter. The committer for lists of nodes is in `two_tier`.
+filter. Lists of nodes are committed by `batch_committer`, with the same `Committer`.
 """
 
 from collections.abc import Collection
@@ -44,8 +44,8 @@ class PendingBinding:
 class Committer:
     """Assumes cards for pods, one at a time and without waiting in between.
 
-    Invariant: between `begin` and the Binding's answer the cards are counted in the state, so a filter that
-    runs meanwhile sees them taken.
+    Invariant: from `assume` to the Binding's answer the cards are counted in the state, so a filter that runs
+    meanwhile sees them taken.
     """
 
     def __init__(self, state: ClusterState, policies: ClusterPolicies) -> None:

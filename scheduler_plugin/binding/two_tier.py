@@ -1,7 +1,8 @@
 """Two-tier scheduling of batches: many workers score snapshots, one commits; see docs/two-tiers.md.
 
-`merge_candidates`, `commit_first` and `commit_list` are the committer's steps for one list.
-`benchmarks/two_tier` runs the first tier in processes.
+`merge_candidates`, `commit_first` and `commit_list` are a committer's steps for one list, where it scores
+nodes itself: the queue's, for equal pods, and that of `benchmarks/two_tier`, whose first tier runs in
+processes.
 """
 
 from collections.abc import Callable, Sequence
