@@ -327,9 +327,11 @@ class Extender:
         longer each time.
         """
         pod = self.state.pods.get(uid)
-        if pod is not None and pod.planned_uuids:
+        if pod is None or pod.charged is None or pod.node or pod.ended:
+            return  # filter is not asked for it again, and no signal of its end would come
+        if pod.planned_uuids:
             self._failed_bindings.add(uid, node)
-        if pod is not None and pod.scheduling_group is not None:
+        if pod.scheduling_group is not None:
             self._refused_bindings.failed(uid, now)
 
     def record_attempt(self, reply: FilterReply) -> None:

@@ -290,6 +290,18 @@ def test_a_pod_whose_binding_was_refused_pauses_longer_each_time(world: GroupWor
         world.now += 0.1
 
 
+@pytest.mark.parametrize("units", [5, 0], ids=["bound by another scheduler", "asks for no card"])
+def test_of_a_pod_that_is_not_asked_about_again_no_refused_binding_is_remembered(
+    world: GroupWorld, units: int
+) -> None:
+    world.node("n", (8, 8))
+    world.pair()
+    spec = {**world.pods["g-0"]["spec"], "containers": [container("main", units)]}
+    world.state.apply_pod(pod("g-0", node="n" if units else "", spec=spec, version=3), world.now)
+    world.extender.record_bind_failure("uid-g-0", "n", world.now)
+    assert list(world.extender._refused_bindings) == []
+
+
 def test_the_pods_of_a_group_without_a_gang_policy_are_held_for_but_each_is_on_its_own(
     world: GroupWorld,
 ) -> None:
