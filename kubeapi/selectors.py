@@ -17,7 +17,7 @@ REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 """Field of a pod's affinity; kube-scheduler heeds it, the kubelet does not."""
 
 
-class Expression(msgspec.Struct, frozen=True, rename="camel", gc=False):
+class Expression(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
     """A condition on one label; all conditions of a list must hold.
 
     `Gt` and `Lt` are for node affinity only; no other object has them.
@@ -91,7 +91,7 @@ class LabelSelector(msgspec.Struct, frozen=True, rename="camel", gc=False):
         return True if self.keys <= labels.keys() else None
 
 
-class NodeTerm(msgspec.Struct, frozen=True, rename="camel", gc=False):
+class NodeTerm(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
     """Conditions of which all must hold: on labels, and on fields (Kubernetes knows `metadata.name`)."""
 
     match_expressions: tuple[Expression, ...] | None = None

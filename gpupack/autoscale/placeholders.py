@@ -6,10 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from allocator.names import PLACEHOLDER_FOR, PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER
-from gpupack.autoscale.packing import NewNode
+from gpupack.autoscale.packing import NewNode, join_terms
 from kubeapi.objects import Pod
-from kubeapi.selectors import REQUIRED, NodeTerm
+from kubeapi.selectors import REQUIRED, Expression, NodeTerm
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.pods import is_own_placeholder
 
@@ -93,12 +95,9 @@ def make_placeholder(
     selector: dict[str, str] = {}
     for _, kind in node.pods:
         selector |= dict(kind.requirements.rules.selector)
-    added = [{"key": key, "operator": "In", "values": list(values)} for key, values in labels.items()]
-    added += [
-        {"key": key, "operator": "NotIn", "values": list(values)}
-        for key, values in full_hosts.items()
-        if values
-    ]
+    added = [Expression(key, "In", tuple(values)) for key, values in labels.items()]
+    added += [Expression(key, "NotIn", tuple(values)) for key, values in full_hosts.items() if values]
+    terms = join_terms(node.terms, (NodeTerm(tuple(added)),) if added else None)
     spec: dict[str, Any] = {
         "schedulerName": PLACEHOLDER_SCHEDULER,
         "terminationGracePeriodSeconds": 0,
@@ -124,11 +123,8 @@ def make_placeholder(
     }
     if selector:
         spec["nodeSelector"] = selector
-    terms = [_term(term, added) for term in node.terms or ()] if node.terms is not None else []
-    if not terms and added:
-        terms = [{"matchExpressions": added}]
     if terms:
-        spec["affinity"] = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
+        spec["affinity"] = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": msgspec.to_builtins(terms)}}}
     if node.shape.taints:
         spec["tolerations"] = [
             {"key": taint.key, "operator": "Equal", "value": taint.value, "effect": taint.effect}
@@ -137,30 +133,6 @@ def make_placeholder(
     fingerprint = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
     names = tuple(sorted(pod.pod.full_name for pod, _ in node.pods))
     return Placeholder(spec, names, node.shape.name, fingerprint)
-
-
-def _term(term: NodeTerm, added: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    term_object: dict[str, Any] = {}
-    expressions = [
-        {
-            "key": requirement.key,
-            "operator": requirement.operator,
-            **({"values": list(requirement.values)} if requirement.values else {}),
-        }
-        for requirement in term.match_expressions or ()
-    ]
-    if expressions or added:
-        term_object["matchExpressions"] = [*expressions, *added]
-    if term.match_fields:
-        term_object["matchFields"] = [
-            {
-                "key": requirement.key,
-                "operator": requirement.operator,
-                "values": list(requirement.values or ()),
-            }
-            for requirement in term.match_fields
-        ]
-    return term_object
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ HCA = "example.com/hca"
 
 
 def node_terms(placeholder):
-    affinity = placeholder.spec["affinity"]["nodeAffinity"]
+    """Its node affinity as the API server reads it."""
+    affinity = json.loads(json.dumps(placeholder.spec["affinity"]))["nodeAffinity"]
     return affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
 
 
@@ -433,7 +434,7 @@ def test_a_placeholder_has_the_rules_of_its_pods():
     assert made.spec["tolerations"] == [
         {"key": "team-b", "operator": "Equal", "value": "", "effect": "NoSchedule"}
     ]
-    assert made.spec["affinity"] == zone
+    assert node_terms(made) == [{"matchExpressions": expressions}]
     assert made.spec["containers"][0]["resources"]["requests"]["cpu"] == "3000m"
 
 
