@@ -411,7 +411,7 @@ def write(tmp_path, text):
 def test_workload_from_a_file(tmp_path):
     path = write(
         tmp_path,
-        "cpu_milli,memory_mib,cards,units,gpu_model,count\n4000,1,1,50,,3\n0,0,0,0,,\n8000,2,2,100,B*,1\n",
+        "cpu_milli,memory_mib,cards,units,gpu_model,count\n4000,1,1,50,,3\n0,0,0,0,,\n8000,2,2,100,B*,1\n2,3,1,40,,0\n",
     )
     policy = make_policy("fragmentation", {"workload": path})
     workload = TypicalWorkload()
@@ -433,6 +433,7 @@ HEAD = "cpu_milli,memory_mib,cards,units\n"
         ("cpu_milli,memory_mib\n", "workload.csv:1: column cards is missing"),
         ("", "workload.csv:1: column cpu_milli is missing"),
         (HEAD, "no pod in it asks for a GPU"),
+        ("count," + HEAD + "0,1,1,1,5\n", "no pod in it asks for a GPU"),
         (HEAD + "1,1,1,x\n", "workload.csv:2: units is 'x'; allowed: a whole number"),
         (HEAD + "1,1,1\n", "workload.csv:2: units is None"),
         (HEAD + "-1,1,1,5\n", "cpu_milli is '-1'"),

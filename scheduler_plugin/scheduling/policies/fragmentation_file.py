@@ -23,7 +23,8 @@ def read_workload(path: str) -> TypicalWorkload:
     """Read pods from a CSV file.
 
     The columns `cpu_milli`, `memory_mib`, `cards` and `units` (of GPU memory on each card, 0 with no card)
-    must be there. `gpu_model` (as the pod annotation writes it) and `count` (pods like this, default 1) may.
+    must be there. `gpu_model` (as the pod annotation writes it) and `count` (pods like this, default 1, or 0
+    to leave them out) may.
 
     Raises:
         PolicyError: it cannot be read or used; the message names the file, the line and the value.
@@ -55,7 +56,10 @@ def _count(workload: TypicalWorkload, row: dict[str, str | None], where: str) ->
     except AllocatorError as error:
         raise PolicyError(f"{where}: {error}") from error
     demands = (CardDemand(units, cards),) if cards else ()
-    workload.add(PolicyRequest(Amounts(1, cpu_milli, memory_mib * MIB), demands, selector=selector), count)
+    if count:
+        workload.add(
+            PolicyRequest(Amounts(1, cpu_milli, memory_mib * MIB), demands, selector=selector), count
+        )
 
 
 def _number(row: dict[str, str | None], column: str, where: str) -> int:
