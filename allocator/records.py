@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from allocator.cards import Card, CardAmounts, pair_amounts
+from allocator.cards import CardAmounts, pair_amounts
 from allocator.errors import AllocatorError, PackingError, RequestError, shown
 from allocator.ids import UUID_PATTERN, is_card_uuid
 from allocator.names import (
@@ -298,6 +298,20 @@ def load_cards(text: str) -> tuple[CardRecord, ...]:
     return records
 
 
+def load_inventory(text: str, words: NodeWords) -> tuple[CardRecord, ...]:
+    """Read the node's `gpupack.io/cards`, which says of each card of the words what these do not.
+
+    Raises:
+        PackingError: as `load_cards`, or there is not one record for each card.
+    """
+    records, cards = load_cards(text), words.layout.cards
+    if len(records) != cards:
+        raise PackingError(
+            f"annotation {NODE_CARDS} has {len(records)} cards; allowed: the {cards} of the words"
+        )
+    return records
+
+
 def write_links(links: Sequence[int]) -> str:
     """Write a card's NVLinks to each card of its node; empty if there are none."""
     return "".join(_DIGITS[min(count, len(_DIGITS) - 1)] for count in links) if any(links) else ""
@@ -335,35 +349,6 @@ def load_cordon_reasons(text: str) -> Mapping[str, str]:
         PackingError: not a mapping of card UUIDs to text.
     """
     return _REASONS.decoded(text)
-
-
-def join_cards(
-    words: NodeWords, inventory: Sequence[CardRecord], cordoned: frozenset[str] = frozenset()
-) -> tuple[Card, ...]:
-    """Join a node's words with its inventory into cards, in the order of the words.
-
-    Raises:
-        PackingError: the inventory does not have one record per card.
-    """
-    if len(inventory) != words.layout.cards:
-        raise PackingError(
-            f"annotation {NODE_CARDS} has {len(inventory)} cards; "
-            f"allowed: the {words.layout.cards} of the words"
-        )
-    return tuple(
-        Card(
-            index=record.index,
-            uuid=record.uuid,
-            model=record.model,
-            size_units=size,
-            used_units=used,
-            healthy=record.healthy,
-            cordoned=record.uuid in cordoned,
-            numa=record.numa,
-            links=read_links(record.links, len(inventory)),
-        )
-        for record, size, used in zip(inventory, words.sizes, words.used, strict=True)
-    )
 
 
 def charge(

@@ -20,11 +20,10 @@ from allocator.quantity import parse_integer
 from allocator.records import (
     DETACHED,
     Holds,
-    join_cards,
-    load_cards,
     load_cordon,
     load_cordon_reasons,
     load_holds,
+    load_inventory,
 )
 from deviceplugin.gpus.foreign_resources import count_foreign_gpus
 from gpupack.inventory.objects import NodesAndPods, is_chosen_for_daemon, load_nodes, make_unknown_node_error
@@ -121,21 +120,22 @@ def _build_cards(
         problems.append(str(error))
     if NODE_CARDS in annotations:
         try:
-            inventory = load_cards(annotations[NODE_CARDS])
-            joined = join_cards(words, inventory, cordoned)
+            inventory = load_inventory(annotations[NODE_CARDS], words)
         except PackingError as error:
             problems.append(str(error))
         else:
             cards = tuple(
                 CardRow(
-                    index=card.index,
-                    uuid=card.uuid,
-                    model=make_printable(card.model) or None,
-                    size_units=card.size_units,
-                    used_units=card.used_units,
-                    healthy=card.healthy,
-                    cordoned=card.cordoned,
-                    cordon_reason=make_printable(reasons.get(card.uuid, "")) if card.cordoned else "",
+                    index=record.index,
+                    uuid=record.uuid,
+                    model=make_printable(record.model) or None,
+                    size_units=size,
+                    used_units=used,
+                    healthy=record.healthy,
+                    cordoned=record.uuid in cordoned,
+                    cordon_reason=make_printable(
+                        reasons.get(record.uuid, "") if record.uuid in cordoned else ""
+                    ),
                     held=make_printable(record.held),
                     memory_mode=make_printable(record.memory_mode),
                     detached=record.driver == DETACHED,
@@ -143,7 +143,9 @@ def _build_cards(
                     compute_limit=limit,
                     compute_used=compute_used[position],
                 )
-                for position, (card, record) in enumerate(zip(joined, inventory, strict=True))
+                for position, (record, size, used) in enumerate(
+                    zip(inventory, words.sizes, words.used, strict=True)
+                )
             )
     if not cards:
         cards = tuple(

@@ -22,7 +22,7 @@ from allocator.names import (
 )
 from allocator.packing import NodeWords, read_node
 from allocator.quantity import recall_integer
-from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds, read_links
+from allocator.records import CardRecord, Holds, load_cordon, load_holds, load_inventory, read_links
 from allocator.request import MAX_UNITS
 from kubeapi.objects import Node
 from scheduler_plugin.cache.claim_charges import serves_claims
@@ -142,12 +142,7 @@ def _offers_none(node: Node, resource: str) -> bool:
 
 def _read_inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[CardRecord]:
     text = annotations.get(NODE_CARDS)
-    if text is None:
-        return ()
-    inventory = load_cards(text)
-    if len(inventory) != len(words.sizes):
-        raise PackingError(f"annotation {NODE_CARDS} has {len(inventory)} cards, words {len(words.sizes)}")
-    return inventory
+    return () if text is None else load_inventory(text, words)
 
 
 def _read_links(inventory: Sequence[CardRecord]) -> tuple[tuple[int, ...], ...]:

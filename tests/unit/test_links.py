@@ -7,8 +7,7 @@ import pynvml
 import pytest
 from msgspec.structs import replace
 
-from allocator.packing import NodeWords
-from allocator.records import CardRecord, dump_cards, join_cards, load_cards, read_links, write_links
+from allocator.records import CardRecord, dump_cards, load_cards, read_links, write_links
 from deviceplugin.allocation.inventory import card_records, cards_in_units
 from deviceplugin.errors import ProfileError
 from deviceplugin.gpus.api.links import count_links
@@ -100,9 +99,9 @@ def test_links_travel_in_few_bytes_and_come_back() -> None:
     inventory = card_records(cards_in_units(gpus, 1024), gpus)
     text, without = dump_cards(inventory), dump_cards([replace(each, links="") for each in inventory])
     assert len(text) - len(without) == 8 * len(',"links":"iiiiiii0"')
-    cards = join_cards(NodeWords.of(1024, [79] * 8, [0] * 8, 1), load_cards(text))
-    assert cards[2].links == (18, 18, 0, 18, 18, 18, 18, 18)
-    assert cards == cards_in_units(gpus, 1024)
+    links = [read_links(record.links, 8) for record in load_cards(text)]
+    assert links[2] == (18, 18, 0, 18, 18, 18, 18, 18)
+    assert links == [card.links for card in cards_in_units(gpus, 1024)]
 
 
 def test_annotations_without_links_are_as_they_were() -> None:
@@ -113,8 +112,7 @@ def test_annotations_without_links_are_as_they_were() -> None:
 
 @pytest.mark.parametrize("links", ["0", "000000", "0i0"])
 def test_links_of_another_number_of_cards_are_none(links: str) -> None:
-    inventory = [CardRecord(f"GPU-{i}", i, "T4", 14336, None, True, links) for i in range(2)]
-    assert all(card.links == () for card in join_cards(NodeWords.of(1024, [14] * 2, [0] * 2, 1), inventory))
+    assert read_links(links, 2) == ()
 
 
 def test_more_links_than_a_digit_holds_are_the_most_it_holds() -> None:

@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from allocator.cards import Card
 from allocator.errors import PackingError, RequestError
 from allocator.packing import NodeWords
 from allocator.records import (
@@ -15,12 +14,12 @@ from allocator.records import (
     dump_assigned,
     dump_cards,
     dump_holds,
-    join_cards,
     load_allocation,
     load_assigned,
     load_cards,
     load_cordon,
     load_holds,
+    load_inventory,
 )
 from allocator.request import ContainerRequest, PodRequest
 
@@ -280,19 +279,11 @@ def test_long_values_are_cut():
     )
 
 
-def test_cards_of_a_node():
-    words = NodeWords.of(1024, [44, 44], [4, 44], 1)
-    assert join_cards(words, RECORDS, frozenset({"GPU-a", "GPU-x"})) == (
-        Card(0, "GPU-a", "NVIDIA L40S", 44, 4, cordoned=True, numa=1),
-        Card(3, "GPU-b", "", 44, 44, healthy=False),
-    )
-
-
 def test_inventory_and_words_of_different_length():
     with pytest.raises(
         PackingError, match=r"annotation gpupack.io/cards has 1 cards; allowed: the 2 of the words"
     ):
-        join_cards(NodeWords.of(1024, [44, 44], [4, 44], 1), RECORDS[:1])
+        load_inventory(dump_cards(RECORDS[:1]), NodeWords.of(1024, [44, 44], [4, 44], 1))
 
 
 def pod(*containers, cards=1):
