@@ -15,7 +15,7 @@ class FilterReply:
     Attributes:
         refused: UID of a pod that was refused only for lack of room, else empty.
         passed: UID of a pod that asks for cards and found a node, else empty.
-        unschedulable: Why no node will do, for people.
+        unschedulable: Why no node will do, for people; None also where the call names no node.
         evictable: Names of nodes, not always all, on which pods may be evicted for this one.
         gang_refused: UID of a pod of a gang that lacks a card on `evictable`; with the nodes that others of
             its gang were offered before.

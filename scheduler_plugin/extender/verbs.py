@@ -540,7 +540,7 @@ class Extender:
             if FilterReason.CARD_RULES in counts:
                 helped = helped[filter_nodes(self.state.nodes.as_emptied(), query, helped)]
             evictable = self._list_evictable(helped)
-        refusal = UnschedulablePod(pod.metadata, counts, query, rows)
+        refusal = UnschedulablePod(pod.metadata, counts, query, rows) if counts else None
         among = NodeSet.from_rows(self.state.nodes.index, rows)
         return FilterReply(
             answer, pod.metadata.uid, unschedulable=refusal, evictable=evictable, asked_nodes=among

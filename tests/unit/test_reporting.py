@@ -57,6 +57,12 @@ WAITS = (
 )
 
 
+def test_of_a_call_without_nodes_there_is_nothing_to_tell(told: Told) -> None:
+    body = told.world.body(pod_object("p", 9), [])
+    told.reporter.report_filter(told.world.extender.filter(body, 0))
+    assert told.events == []
+
+
 def test_a_pod_that_waits_is_told_once_until_it_does_not(told: Told) -> None:
     with structlog.testing.capture_logs() as said:
         for _ in range(100):
