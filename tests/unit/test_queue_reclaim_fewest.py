@@ -350,7 +350,7 @@ def test_a_task_that_is_not_released_after_two_rounds_is_left_for_a_while() -> N
 
 def units_of(world: QueueWorld) -> dict[str, int]:
     """Units of the pods that run or are admitted, by UID."""
-    return {uid: units for queue in world.queue.queues for uid, units in queue.admitted.items()}
+    return {uid: has.units for queue in world.queue.queues for uid, has in queue.admitted.items()}
 
 
 def starts(world: QueueWorld, gone: Iterable[str], units: int) -> bool:
