@@ -13,6 +13,7 @@ import numpy as np
 
 from allocator.cards import CardAmounts
 from kubeapi.backoff import KeyedBackoff
+from scheduler_plugin.preemption.node_victims import drop_needless
 from scheduler_plugin.queue.cache.ended_pods import STILL_COUNTED_S
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
 from scheduler_plugin.queue.cache.queues import QueueState
@@ -410,11 +411,9 @@ class _VictimSearch:
         Of sets with equally many pods, the one whose last victim comes first in the order of eviction wins,
         and so on.
         """
-        remaining = sorted(victims, key=make_reclaim_key)
-        for victim in remaining[::-1]:
-            fewer = [other for other in remaining if other is not victim]
-            if self._is_enough(placer, fewer):
-                remaining = fewer
+        remaining = drop_needless(
+            sorted(victims, key=make_reclaim_key), lambda fewer: self._is_enough(placer, fewer)
+        )
         tried, count = 0, 1
         # A set of so many groups has as many pods at least.
         while count <= count_pods(remaining):

@@ -1,6 +1,7 @@
 """Rules of the queue taken out one at a time: some history must break that passes with the rule."""
 
 from gpupack.rebalance import advise
+from scheduler_plugin.preemption import node_victims
 from scheduler_plugin.queue.cache import claimed_units, job_stages, membership, pods, queued_pods, queues
 from scheduler_plugin.queue.capacity import reservation_planner, reservations
 from scheduler_plugin.queue.controller import controller, explainer
@@ -133,16 +134,15 @@ MUTANTS = (
     Mutant(
         "reclaim: nobody is left out without whom the others are not enough",
         reclaim._VictimSearch._reduce_victims,
-        "            if self._is_enough(placer, fewer):\n                remaining = fewer\n",
-        "            if fewer:\n                remaining = fewer\n",
+        "lambda fewer: self._is_enough(placer, fewer)",
+        "bool",
         of("reclaim"),
     ),
     Mutant(
         "reclaim: who need not go is found beside those who are left, not beside all",
-        reclaim._VictimSearch._reduce_victims,
-        "if self._is_enough(placer, fewer):\n                remaining = fewer\n",
-        "if self._is_enough(placer, [other for other in victims if other is not victim]):\n"
-        "                remaining = fewer\n",
+        node_victims.drop_needless,
+        "if is_enough(fewer):",
+        "if is_enough([other for other in victims if other is not victim]):",
         of("reclaim"),
         also=(
             reclaim._VictimSearch._add_quota_victims,
