@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from allocator.names import NODE_CARDS
 from allocator.records import load_cards
+from deviceplugin.errors import DriverGoneError
 from deviceplugin.gpus.nvidia.mps import service as mps_service
 from deviceplugin.gpus.nvidia.mps.control import PATIENCE, ControlDaemon
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
@@ -91,6 +92,25 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
     assert not any(map(lives, last))
     assert [service.read_state(uuid) for uuid in CARDS] == [None, None]
     assert [history(root, uuid)[-1] for uuid in CARDS] == ["quit", "quit"]
+
+
+async def test_it_ends_once_the_driver_was_exchanged(root):
+    """Its container has the old driver's library and control program: a new one has the node's."""
+    source = SimulatedGpus(load_profile("2xt4"))
+    options = MpsSettings(root=root, program=str(make_program(root)))
+    make_root(root)
+    supervisor = MpsSupervisor(options, source, SimulatedGenerations(), look_s=0.05)
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: MpsService(root).read_state(CARDS[0]))
+    pid = pid_of(root, CARDS[0])
+    source.unload()
+    await asyncio.sleep(0.2)
+    assert lives(pid)
+    source.load(other=True)
+    async with asyncio.timeout(30):
+        with pytest.raises(DriverGoneError, match="the driver was exchanged; this process ends"):
+            await running
+    assert not lives(pid)
 
 
 async def test_one_that_hangs_is_ended_and_started_again(root):

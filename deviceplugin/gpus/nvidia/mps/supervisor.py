@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from deviceplugin.errors import GpuError, NodeSettingsError
+from deviceplugin.errors import DriverGoneError, GpuError, NodeSettingsError
 from deviceplugin.gpus.api.mps import CardGenerations
 from deviceplugin.gpus.api.source import GpuCard, GpuSource
 from deviceplugin.gpus.nvidia.mps.control import ControlDaemon
@@ -117,13 +117,19 @@ class MpsSupervisor:
         self._reported: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Work until cancelled; then every control daemon has ended."""
+        """Work until cancelled; then every control daemon has ended.
+
+        Raises:
+            DriverGoneError: the driver does not come back to this process.
+        """
         try:
             while True:
                 try:
                     cards = await asyncio.to_thread(
                         list_mps_cards, self._source, self._generations, self._settings.interface
                     )
+                except DriverGoneError:
+                    raise
                 except GpuError as error:
                     log.warning("cards cannot be read", error=str(error))
                 else:
@@ -177,7 +183,7 @@ async def run(
 
     Raises:
         NodeSettingsError: the settings have faults, or the folder cannot be used.
-        GpuError: there are no cards.
+        GpuError: there are no cards, or the driver does not come back to this process.
     """
     make_root(settings.root)
     lock = take_root(settings.root)
