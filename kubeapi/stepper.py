@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 from kubeapi.backoff import Backoff
 
@@ -14,16 +15,23 @@ class Stepper:
         step: Returns the seconds after which it is called again even if nothing happens, None for no need.
         burst_s: Events within this many seconds after the first cause one call.
         bursts: How often at most it waits so long, as long as further events come.
+        backoff: How long steps that fail pause; by default 15 s at most.
     """
 
     def __init__(
-        self, step: Callable[[], Awaitable[float | None]], burst_s: float = 0.0, bursts: int = 1
+        self,
+        step: Callable[[], Awaitable[float | None]],
+        burst_s: float = 0.0,
+        bursts: int = 1,
+        *,
+        backoff: Backoff | None = None,
     ) -> None:
         self._step = step
         self._burst_s = burst_s
         self._bursts = bursts
         self._news = asyncio.Event()
         self._hurried = asyncio.Event()
+        self._failures = backoff or Backoff(0.2, 15.0)
         self._watch_lag = Backoff(0.2, 15.0)
 
     def wake(self) -> None:
@@ -35,16 +43,23 @@ class Stepper:
         self.wake()
 
     async def pause(self, pause_s: float) -> float:
-        """Wait, whatever happens meanwhile, for a step that failed; return when it is due: at once."""
+        """Wait, whatever happens meanwhile; for a step, which returns when it is due again: at once."""
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._hurried.wait()
         return 0.0
 
+    async def back_off(self, log: Any, event: str, error: object, **values: Any) -> float:
+        """Pause after a failure, and log it as `Backoff.log_failure` does, which gets the arguments.
+
+        The pause is longer each time, until a step goes without.
+        """
+        return await self.pause(self._failures.log_failure(log, event, error, **values))
+
     async def pause_for_watch(self) -> float:
         """Pause until the watch may show what was written, or what a write was refused for (Conflict).
 
-        The pause is longer each time, until a step goes without.
+        The pause grows as that of `back_off`.
         """
         return await self.pause(self._watch_lag.failed())
 
@@ -60,11 +75,12 @@ class Stepper:
 
     async def run_once(self) -> None:
         self._news.clear()
-        pauses_before = self._watch_lag.failures
+        pauses = [(backoff, backoff.failures) for backoff in (self._failures, self._watch_lag)]
         wait_s = await self._step()
         _end_if_cancelled()
-        if self._watch_lag.failures == pauses_before:
-            self._watch_lag.reset()
+        for backoff, before in pauses:
+            if backoff.failures == before:
+                backoff.reset()
         try:
             async with asyncio.timeout(wait_s):
                 await self._news.wait()

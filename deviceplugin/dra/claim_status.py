@@ -83,8 +83,7 @@ class ClaimStatusWriter:
         self._prepared = prepared
         self._node_name = node_name
         self._written: set[tuple[str, str]] = set()
-        self._stepper = Stepper(self._step)
-        self._backoff = Backoff(0.5, LONGEST_WAIT_S)
+        self._stepper = Stepper(self._step, backoff=Backoff(0.5, LONGEST_WAIT_S))
         self._refused: KeyedBackoff[str] = KeyedBackoff(0.5, LONGEST_WAIT_S, random.uniform)
         account.subscribe(self._stepper.wake)
 
@@ -117,12 +116,9 @@ class ClaimStatusWriter:
                 continue
             except KubeApiError as error:
                 # Changes in the meantime wait too: a server that is down is not asked more often for them.
-                return await self._stepper.pause(
-                    self._backoff.log_failure(log, _NOT_WRITTEN, error, claim=claim.name)
-                )
+                return await self._stepper.back_off(log, _NOT_WRITTEN, error, claim=claim.name)
             self._written.add((claim.uid, claim.pod_uid))
             self._refused.forget(claim.uid)
-            self._backoff.reset()
         return self._refused.find_wait_s(time.monotonic())
 
     async def _write(self, claim: PreparedClaim) -> None:

@@ -9,7 +9,6 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
-from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.stepper import Stepper
@@ -40,7 +39,6 @@ class NodeKindMark:
         self._resources = (resource, PERCENT_RESOURCE)
         self._serves_claims = serves_claims
         self._stepper = Stepper(self._step)
-        self._backoff = Backoff(0.2, 15.0)
         account.subscribe(self._stepper.wake)
 
     @property
@@ -60,10 +58,7 @@ class NodeKindMark:
         try:
             await self._client.patch_node_status(self._node_name, patch, timeout_s=WRITE_TIMEOUT_S)
         except KubeApiError as error:
-            return await self._stepper.pause(
-                self._backoff.log_failure(log, "kind of node not written", error)
-            )
-        self._backoff.reset()
+            return await self._stepper.back_off(log, "kind of node not written", error)
         log.info("kind of node written", serves_claims=self._serves_claims)
         return await self._stepper.pause_for_watch()
 

@@ -47,8 +47,7 @@ class DraRegistrar:
         # In this order: a kubelet that finds the registry's socket calls the plugin's socket at once.
         self._sockets = GrpcSockets([self._socket, self._registry], self._add_services, grace_s=GRACE_S)
         self._on_registered = on_registered
-        self._backoff = Backoff(0.1, 5.0)
-        self._stepper = Stepper(self._step)
+        self._stepper = Stepper(self._step, backoff=Backoff(0.1, 5.0))
         self.is_registered = False
         self.registrations = 0
 
@@ -71,8 +70,7 @@ class DraRegistrar:
                 path.parent.mkdir(parents=True, exist_ok=True)
             await self._sockets.serve()
         except (RegistrationError, OSError) as error:
-            return await self._stepper.pause(self._backoff.log_failure(log, "sockets not served", error))
-        self._backoff.reset()
+            return await self._stepper.back_off(log, "sockets not served", error)
         return None
 
     def _add_services(self, server: Any) -> None:

@@ -23,7 +23,6 @@ from deviceplugin.dra.resource_slices import (
 )
 from deviceplugin.gpus.api.source import GpuCard
 from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
-from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound, decode_answer
 from kubeapi.objects import KubeObject
@@ -93,7 +92,6 @@ class SlicePublisher(Sink[SliceObject]):
         self._written: dict[str, tuple[Mapping[str, Any], str]] = {}
         self._generation = 0
         self._stepper = Stepper(self._step, gap_s)
-        self._backoff = Backoff(0.5, 15.0)
         self.problem: str | None = None
         self.writes = 0
         account.subscribe(self._stepper.wake)
@@ -158,7 +156,6 @@ class SlicePublisher(Sink[SliceObject]):
         if wait_s is not None:
             return wait_s + self._gap_s
         # Also after a write without an answer, which may have gone through.
-        self._backoff.reset()
         self.problem = None
         return None
 
@@ -185,7 +182,7 @@ class SlicePublisher(Sink[SliceObject]):
             return await self._stepper.pause_for_watch()
         except KubeApiError as error:
             self.problem = f"the ResourceSlices of node {self._node_name} cannot be written: {error}"
-            return await self._stepper.pause(self._backoff.log_failure(log, "slices not published", error))
+            return await self._stepper.back_off(log, "slices not published", error)
         self._generation = generation
         log.info("slices published", slices=len(changed), generation=generation)
         return None

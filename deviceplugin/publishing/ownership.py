@@ -31,7 +31,6 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject, decode_node
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
-from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, decode_answer
 from kubeapi.stepper import Stepper
@@ -113,7 +112,6 @@ class NodeOwnership:
         self._node_name = node_name
         self._on_conflict = on_conflict
         self._stepper = Stepper(self._step)
-        self._backoff = Backoff(0.2, 15.0)
         self._error: str | None = None
         self._challenged_s: float | None = None
         self._due_s = self._turned_down_s = float("-inf")
@@ -231,7 +229,6 @@ class NodeOwnership:
         if self._record(written) != record:
             self._node_view.apply_node(written)
             return await self._failed(f"the Node does not keep its annotation {NODE_DAEMON}")
-        self._backoff.reset()
         self._error = None
         if record.challenger is not None:
             self._challenged_s = self._account.now_s()
@@ -245,9 +242,7 @@ class NodeOwnership:
         """Wait until it is time for another try."""
         self.errors += 1
         self._error = str(error)
-        return await self._stepper.pause(
-            self._backoff.log_failure(log, "the Node cannot be taken over", error)
-        )
+        return await self._stepper.back_off(log, "the Node cannot be taken over", error)
 
     @staticmethod
     def _record(node: NodeObject | None) -> OwnershipRecord | None:

@@ -93,7 +93,6 @@ class NodePublisher:
         self._offers_compute = offers_compute
         self._leaving = asyncio.Event()
         self._left = asyncio.Event()
-        self._backoff = Backoff(0.2, 15.0)
         self._stepper = Stepper(self._step, BURST_S)
         self._since_s: float | None = None
         self._last_s = float("-inf")
@@ -230,10 +229,9 @@ class NodePublisher:
         self._error = str(error)
         if self._failing_since_s is None:
             self._failing_since_s = self._account.now_s()
-        return await self._stepper.pause(self._backoff.log_failure(log, "words not published", error))
+        return await self._stepper.back_off(log, "words not published", error)
 
     def _succeeded(self) -> None:
-        self._backoff.reset()
         self._proven, self._failing_since_s = True, None
 
     def _disputed(self, differs: list[str]) -> None:

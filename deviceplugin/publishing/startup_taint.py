@@ -56,8 +56,7 @@ class StartupTaint:
         self._node_name = node_name
         self._resource = resource
         self._serves = serves
-        self._stepper = Stepper(self._step)
-        self._backoff = Backoff(0.5, LONGEST_WAIT_S)
+        self._stepper = Stepper(self._step, backoff=Backoff(0.5, LONGEST_WAIT_S))
         account.subscribe(self._stepper.wake)
 
     async def run(self) -> None:
@@ -80,10 +79,7 @@ class StartupTaint:
         except (Conflict, NotFound):
             return await self._stepper.pause_for_watch()
         except KubeApiError as error:
-            return await self._stepper.pause(
-                self._backoff.log_failure(log, "startup taint not removed", error)
-            )
-        self._backoff.reset()
+            return await self._stepper.back_off(log, "startup taint not removed", error)
         log.info("startup taint removed", taint=STARTUP_TAINT)
         return await self._stepper.pause_for_watch()
 

@@ -178,7 +178,7 @@ async def test_a_cancellation_that_grpc_keeps_ends_the_registrar_all_the_same(mo
 async def test_events_in_the_registry_do_not_end_the_pause_after_sockets_that_could_not_be_served(mocker):
     async with short_folder() as folder:
         registrar = claims_registrar(folder)
-        backoff = mocker.patch.object(registrar, "_backoff", Backoff(60, 60))
+        backoff = mocker.patch.object(registrar._stepper, "_failures", Backoff(60, 60))
         in_the_way = folder / "plugins_registry" / "gpu.gpupack.io-reg.sock"
         in_the_way.mkdir(parents=True)
         task = asyncio.create_task(registrar.run())

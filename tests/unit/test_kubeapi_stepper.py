@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import structlog
 
 from kubeapi.stepper import Stepper
 
@@ -51,20 +52,25 @@ async def test_a_cancellation_that_a_step_keeps_ends_the_loop():
         await task
 
 
-async def test_pauses_for_a_watch_that_stays_behind_grow_until_a_step_goes_without(mocker):
+@pytest.mark.parametrize("is_failure", [True, False], ids=["failures", "a watch that stays behind"])
+async def test_pauses_grow_until_a_step_goes_without(mocker, is_failure):
     pauses: list[float] = []
-    is_behind = True
+    is_right = False
 
     async def step() -> float:
-        return await stepper.pause_for_watch() if is_behind else 0.0
+        if is_right:
+            return 0.0
+        if is_failure:
+            return await stepper.back_off(structlog.get_logger(), "not written", "no answer")
+        return await stepper.pause_for_watch()
 
     stepper = Stepper(step)
     mocker.patch.object(stepper, "pause", side_effect=lambda pause_s: pauses.append(pause_s) or 0.0)
     for _ in range(9):
         await stepper.run_once()
     assert pauses[0] <= 0.2 < pauses[4] < 7.5 <= pauses[8] <= 15
-    is_behind = False
+    is_right = True
     await stepper.run_once()
-    is_behind = True
+    is_right = False
     await stepper.run_once()
     assert pauses[9] <= 0.2

@@ -238,7 +238,7 @@ async def test_a_node_that_was_created_again_is_taken_again(world):
 
 async def test_a_refused_challenge_says_why_and_is_tried_again(world):
     first = world.daemon("a")
-    first._backoff._base_s = 0.001
+    first._stepper.hurry()
     world.api.failures = [Forbidden("may not patch nodes/status")]
     await first._step()
     assert first.problem == "the status of Node n1 cannot be written: may not patch nodes/status"
@@ -249,11 +249,11 @@ async def test_a_refused_challenge_says_why_and_is_tried_again(world):
 
 async def test_a_node_that_does_not_keep_the_annotation_is_tried_ever_more_seldom(world):
     first = world.daemon("a")
-    first._backoff._base_s = 0.001
+    first._stepper.hurry()
     world.api.dropped = {NODE_DAEMON}
     for _ in range(3):
         assert await first._step() == 0.0
-    assert first._backoff.failures == 3
+    assert first._stepper._failures.failures == 3
     assert not first.owns_node
     assert first.problem == (
         "the status of Node n1 cannot be written: the Node does not keep its annotation gpupack.io/daemon"

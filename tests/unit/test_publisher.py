@@ -184,7 +184,7 @@ async def test_a_node_that_comes_again_is_patched_at_once_and_nobody_undid_it(be
 
 
 async def test_a_failed_patch_is_tried_again(bench):
-    bench.publisher._backoff._base_s = 0.001
+    bench.publisher._stepper.hurry()
     bench.api.failures = [Unreachable("away"), NotFound("no node"), Forbidden("no right")]
     for _ in range(3):
         assert await bench.step() == 0.0
@@ -195,7 +195,7 @@ async def test_a_failed_patch_is_tried_again(bench):
 
 async def test_words_are_relied_upon_from_the_first_patch_until_they_failed_for_a_minute():
     bench = Bench()
-    bench.publisher._backoff._base_s = 0.001
+    bench.publisher._stepper.hurry()
     bench.complete()
     assert bench.publisher.problem == "no patch of the status of Node n1 went through yet"
     bench.api.failures = [Forbidden("may not patch nodes/status")]
@@ -222,7 +222,7 @@ async def test_words_are_relied_upon_from_the_first_patch_until_they_failed_for_
 async def test_whether_patches_go_through_is_found_out_though_the_node_says_all(bench):
     await bench.step()
     again = Bench()
-    again.publisher._backoff._base_s = 0.001
+    again.publisher._stepper.hurry()
     again.api.node = bench.api.node
     again.nodes.replace([again.api.decoded()], "2")
     again.complete()
@@ -237,7 +237,7 @@ async def test_whether_patches_go_through_is_found_out_though_the_node_says_all(
 
 async def test_a_failure_ends_though_there_is_nothing_to_say_any_more():
     bench = Bench()
-    bench.publisher._backoff._base_s = 0.001
+    bench.publisher._stepper.hurry()
     bench.complete()
     await bench.step()
     said = bench.api.node["status"]
@@ -300,7 +300,7 @@ async def test_a_farewell_that_fails_is_said_again(bench):
 async def test_no_back_off_holds_up_the_farewell(mocker):
     bench = Bench()
     bench.complete()
-    mocker.patch.object(bench.publisher._backoff, "failed", return_value=1e6)
+    mocker.patch.object(bench.publisher._stepper._failures, "failed", return_value=1e6)
     bench.api.failures.append(Unreachable("gone"))
     running = asyncio.create_task(bench.publisher.run())
     await until(lambda: bench.publisher.errors)
