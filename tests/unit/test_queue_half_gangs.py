@@ -355,3 +355,17 @@ async def test_a_process_that_begins_amid_the_removal_of_a_gang_goes_on_with_it(
     }
     assert len(stays) == 4 - done
     assert {each.queued_pod.uid for each in world.requeue_pods() if each.removes} == stays
+
+
+@pytest.mark.parametrize("loses", ["h1", "h0"])
+def test_the_rest_of_a_gang_that_changes_while_others_are_written_is_decided_anew(loses: str) -> None:
+    """Decisions go on after some writes, and by then the watches have brought news."""
+    world = QueueWorld(n1=(16, 16))
+    for name in ("g", "h"):
+        world.pod(f"{name}0", 4, gang=name, size=2, created=0, gates=())
+        world.pod(f"{name}1", 4, gang=name, size=2, created=0)
+    decisions = world.queue.admit_workloads(world.now)
+    assert [member.uid for member in next(decisions).members] == ["uid-g1"]
+    world.delete(f"uid-{loses}")
+    assert list(decisions) == []
+    assert world.state.get_assumed("uid-h1") is None

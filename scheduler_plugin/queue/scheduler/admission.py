@@ -150,6 +150,9 @@ class AdmissionScheduler:
     ) -> AdmittedWorkload | None:
         """Admit a workload if it is allowed somewhere and fits there; else return None."""
         queue = self.queues[name]
+        # Others were admitted since it was listed, and whoever writes those lets news in.
+        if queue.waiting.get(workload.uid) is not workload:
+            return None
         if not queue.is_open or queue.waiting.waits_for_stage(workload.uid):
             return None
         if not self.queues.allows_units(
