@@ -105,14 +105,19 @@ def read_memory(handle: Any) -> MemoryInfo:
     return MemoryInfo(info.total, info.reserved, info.free, info.used)
 
 
-def is_mig_enabled(handle: Any) -> bool:
-    """Tell whether a card is in MIG mode."""
+def read_mig_mode(handle: Any) -> tuple[bool, bool] | None:
+    """Tell whether a card is in MIG mode, and will be after a reset; None if it has none.
+
+    Raises:
+        NVMLError: the card does not say, for the moment.
+    """
     try:
-        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+        now, pending = pynvml.nvmlDeviceGetMigMode(handle)
     except pynvml.NVMLError as error:
         if error.value in _HAS_NONE:
-            return False
+            return None
         raise
+    return now == pynvml.NVML_DEVICE_MIG_ENABLE, pending == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.memory_info import MemoryInfo
 from deviceplugin.gpus.nvidia.cuda_process import COMMAND, CudaProcess
 from deviceplugin.gpus.nvidia.events import KINDS
+from deviceplugin.gpus.nvidia.nvml_calls import read_mig_mode
 from deviceplugin.gpus.nvidia.source import NvmlGpus
 
 
@@ -46,14 +47,10 @@ class NvmlProvable:
         return problems
 
     def mig_mode(self, uuid: str) -> tuple[bool, bool] | None:
-        """Read the mode that is and the one that is to come; see `Provable.mig_mode`."""
         try:
-            now, pending = pynvml.nvmlDeviceGetMigMode(_handle(uuid))
+            return read_mig_mode(_handle(uuid))
         except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
-                return None
             raise GpuError(f"MIG mode of card {uuid} cannot be read: {error}") from error
-        return now == pynvml.NVML_DEVICE_MIG_ENABLE, pending == pynvml.NVML_DEVICE_MIG_ENABLE
 
     def create_instance(self, uuid: str) -> Callable[[], None]:
         """Create a GPU instance of one slice with one compute instance; see `Provable.create_instance`."""

@@ -345,7 +345,8 @@ class NvmlGpus:
         if not uuid:
             return _Shown(number, handle, None, error="the driver does not tell its UUID")
         try:
-            instances = tuple(calls.list_mig_devices(handle)) if calls.is_mig_enabled(handle) else None
+            is_mig, _ = calls.read_mig_mode(handle) or (False, False)
+            instances = tuple(calls.list_mig_devices(handle)) if is_mig else None
         except pynvml.NVMLError as error:
             return _Shown(
                 number, handle, uuid, error=f"its MIG instances cannot be listed: {_explain(error)}"
