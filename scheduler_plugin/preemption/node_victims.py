@@ -33,7 +33,8 @@ class NodeUnderPreemption:
             node does not offer but a DeviceClass may serve.
         open_units: Units by card that pods can use at all: 0 if the card is unhealthy or cordoned.
         pods: Pods that can be named as victims, by UID.
-        freed: What each of them would certainly free, by card.
+        freed: What each of them would certainly free, by card; nothing where the kubelet runs on what a pod
+            stands for.
         gangs: All running pods by gang: without one of them the others have run in vain.
         pod_groups: PodGroups of Kubernetes, some of which are no gangs.
     """
@@ -131,7 +132,7 @@ def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeU
         asked=leave_out_undecided(asked.amounts, record.capacity).without_sums(),
         open_units=open_units,
         pods=record.pods,
-        freed={uid: _pair_freed(pod_cards, uid) for uid in record.pods},
+        freed={uid: {} if pod.is_mirror else _pair_freed(pod_cards, uid) for uid, pod in record.pods.items()},
         gangs=state.gangs,
         pod_groups=state.pod_groups,
     )

@@ -83,7 +83,9 @@ def choose_victims(
     room = replace(room, left=sum_amounts((pod.amounts for pod in records), room.left))
     stay_victims = {pod.uid for pod in fixed.unexplained}
     lower = [
-        pod for pod in room.pods.values() if room.get_priority(pod) < priority and pod.uid not in stay_victims
+        pod
+        for pod in room.pods.values()
+        if room.get_priority(pod) < priority and pod.uid not in stay_victims and not pod.is_mirror
     ]
     trusted = {pod.uid for pod in named}
 

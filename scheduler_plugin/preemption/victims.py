@@ -63,7 +63,6 @@ class EvictionRules:
         return (
             pod.priority < priority
             and pod.grace_ends_at is None
-            and not pod.is_mirror
             and pod.uid not in self.spared
             and pod.uid not in self.going
             and self.keeps_budgets([pod])

@@ -60,6 +60,15 @@ def test_a_budget_is_used_up_by_each_of_its_pods(
     assert world.preempt(asking(world), n=["a"]) == {"n": (victims, violations)}
 
 
+@pytest.mark.parametrize("named", [["static"], ["a"], ["b"]])
+def test_the_end_of_a_static_pod_s_mirror_frees_nothing(world: PreemptionWorld, named: list[str]) -> None:
+    """kube-scheduler takes it for any other pod; the kubelet runs on what it stands for."""
+    world.node("n", (8, 8), a=(1, 4, 2), b=(1, 4, 2))
+    world.run("n", "static", 0, 8, 1, annotations={"kubernetes.io/config.mirror": "x"})
+    world.publish("n")
+    assert world.preempt(asking(world), n=named) == {"n": (["b", "a"], 0)}
+
+
 def test_what_kube_scheduler_counted_is_kept_with_its_victims(world: PreemptionWorld) -> None:
     world.node("n", (8, 8), a=(1, 8, 1))
     guard(world, "guarded", 0, 8)
