@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
@@ -78,7 +79,8 @@ class ClaimService:
         self._node_name = node_name
         self._unit_mib = unit_mib
         self._room_wait_s = room_wait_s
-        self._locks: dict[str, asyncio.Lock] = {}
+        # A lock is the same one as long as somebody has it or waits for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._is_stale = False
         self._problems: dict[str, str] = {}
         for subscribe in (account.subscribe, account.subscribe_devices):
@@ -155,7 +157,6 @@ class ClaimService:
                 self._problems.pop(uid, None)
                 log.info("claim unprepared", claim=uid)
                 self._account.read_checkpoint()
-        self._locks.pop(uid, None)
 
     async def follow_ends(self) -> None:
         """Hand claims over as pods end, and write CDI files as cards change, until cancelled."""

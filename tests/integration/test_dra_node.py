@@ -863,6 +863,43 @@ async def test_a_claim_is_let_go_after_the_call_that_the_kubelet_gave_up(
         assert not list((world.kubelet_dir / "plugins" / DRIVER / "claims").iterdir())
 
 
+async def test_a_claim_is_let_go_after_a_call_that_waited_for_it_to_be_let_go_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered = {name: threading.Event() for name in ("remove", "write")}
+    go_on = {name: threading.Event() for name in entered}
+    remove, write = CdiFiles.remove, PreparedClaims.write
+
+    def slow_remove(files: CdiFiles, uid: str) -> None:
+        entered["remove"].set()
+        go_on["remove"].wait(DEADLINE_S)
+        remove(files, uid)
+
+    def slow_write(claims: PreparedClaims, claim: PreparedClaim) -> None:
+        entered["write"].set()
+        go_on["write"].wait(DEADLINE_S)
+        write(claims, claim)
+
+    monkeypatch.setattr(CdiFiles, "remove", slow_remove)
+    monkeypatch.setattr(PreparedClaims, "write", slow_write)
+    async with dra_world(8, 8) as world:
+        await world.claim("a", (0, 6))
+        first = asyncio.create_task(world.unprepare("a"))
+        assert await asyncio.to_thread(entered["remove"].wait, DEADLINE_S)
+        preparing = asyncio.create_task(world.prepare("a"))
+        await asyncio.sleep(0.2)
+        go_on["remove"].set()
+        assert await first == {"a": ""}
+        assert await asyncio.to_thread(entered["write"].wait, DEADLINE_S)
+        last = asyncio.create_task(world.unprepare("a"))
+        await asyncio.sleep(0.2)
+        go_on["write"].set()
+        assert not (await preparing)["a"].error
+        assert await last == {"a": ""}
+        assert not list((world.kubelet_dir / "plugins" / DRIVER / "claims").iterdir())
+        assert world.cdi_specs() == []
+
+
 async def test_one_cdi_file_that_cannot_be_written_does_not_end_the_daemon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
