@@ -8,16 +8,14 @@ from deviceplugin.settings import Settings
 
 def make_source(settings: Settings) -> GpuSource:
     """Make the source of cards that the settings name."""
-    return settings.provider.make_source(make_source_options(settings))
-
-
-def make_source_options(settings: Settings) -> SourceOptions:
     root = settings.cgroup_root
-    return SourceOptions(
-        profile=settings.profile,
-        watches_profile=True,
-        ignored_faults=settings.ignored_xids,
-        cgroup_root=root,
-        find_probe_parent=lambda: next(find_pod_parents(root), root),
-        sees_processes=in_host_pid_namespace(),
+    return settings.provider.make_source(
+        SourceOptions(
+            profile=settings.profile,
+            watches_profile=True,
+            ignored_faults=settings.ignored_xids,
+            cgroup_root=root,
+            find_probe_parent=lambda: next(find_pod_parents(root), root),
+            sees_processes=in_host_pid_namespace(),
+        )
     )

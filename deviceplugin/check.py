@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from deviceplugin.card_source import make_source, make_source_options
+from deviceplugin.card_source import make_source
 from deviceplugin.dra.serving import find_obstacles, find_server_obstacles
 from deviceplugin.enforcement.cgroup_watch import describe_watch_problem
 from deviceplugin.enforcement.enforcer import BLIND_RESCAN_S
@@ -94,10 +94,9 @@ def _cards(settings: Settings) -> Iterator[CheckFinding]:
 
 
 def _driver(source: GpuSource, settings: Settings) -> Iterator[CheckFinding]:
-    provider = settings.provider
-    version = provider.describe_driver(source, make_source_options(settings))
+    version = source.driver_version() + (", simulated" if settings.profile is not None else "")
     yield CheckFinding("driver", "ok", version, f"{len(source.cards())} cards")
-    for name, there in provider.list_calls(source).items():
+    for name, there in settings.provider.list_calls(source).items():
         yield CheckFinding(f"call {name}", "ok" if there else "less", "there" if there else "missing")
 
 

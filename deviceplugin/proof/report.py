@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from deviceplugin.card_source import make_source, make_source_options
+from deviceplugin.card_source import make_source
 from deviceplugin.check import check_node
 from deviceplugin.containers.device_nodes import DEVICES
 from deviceplugin.gpus.api.check_finding import CheckFinding
@@ -68,14 +68,14 @@ def prove_node(settings: Settings, version: str, *, busy: bool, instances: bool)
         source.open()
         try:
             cards = [_described(card) for card in source.cards()]
-            provable = settings.provider.make_provable(source, make_source_options(settings))
+            provable = settings.provider.make_provable(source)
             prover = make_prover(settings, source, provable, busy=busy, instances=instances)
             try:
                 findings += check_node(settings)
                 prover.run()
             except KeyboardInterrupt:
                 interrupted = True
-            driver = provable.driver_version()
+            driver = source.driver_version()
         finally:
             source.close()
     return ProofReport(

@@ -51,6 +51,9 @@ class ToyGpus:
     def detach(self) -> None:
         pass
 
+    def driver_version(self) -> str:
+        return "3.2.1"
+
     def cards(self) -> Sequence[GpuCard]:
         return [GpuCard(index, card(index), "Toy 8", 8 * GIB, 0, None, "", -1) for index in range(2)]
 
@@ -147,7 +150,7 @@ def test_what_it_lacks_is_refused_by_its_name(tmp_path: Path, changes: dict[str,
 def test_check_shows_its_cards_and_no_tool_of_others(tmp_path: Path):
     asked: list[list[str]] = []
     findings = {each.what: each for each in check_node(settings(tmp_path), asked.append)}
-    assert findings["driver"].found == "of unknown version"
+    assert findings["driver"].found == "3.2.1"
     assert findings[f"card {card(1)}"].found == "Toy 8, 8192 MiB for pods"
     assert not [what for what in findings if "toolkit" in what]
     assert asked == []

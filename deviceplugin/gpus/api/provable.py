@@ -43,10 +43,6 @@ class MemoryUser(Protocol):
 class Provable(Protocol):
     """Cards about which more can be found out, while their source is open. All methods may block."""
 
-    def driver_version(self) -> str:
-        """Name the driver's version."""
-        ...
-
     def memory_info(self, uuid: str) -> MemoryInfo:
         """Read what the driver says of a card's memory, as it says it.
 

@@ -73,19 +73,14 @@ class GpuProvider:
         """
         raise NotImplementedError
 
-    def make_provable(self, source: GpuSource, options: SourceOptions) -> Provable:
+    def make_provable(self, source: GpuSource) -> Provable:
         """Make what `--check --prove` asks about the source's cards.
 
         Raises:
             GpuError: Nothing can be proven about these cards.
         """
-        del source, options
+        del source
         raise GpuError(f"--prove: nothing is known to try on cards of --gpus {self.name}")
-
-    def describe_driver(self, source: GpuSource, options: SourceOptions) -> str:
-        """Name the version of the driver of an open source."""
-        del source, options
-        return "of unknown version"
 
     def list_calls(self, source: GpuSource) -> Mapping[str, bool]:
         """Tell which optional calls of its driver an open source has."""

@@ -155,6 +155,10 @@ class GpuSource(Protocol):
         """Stop the source; a waiting `events` returns. Closing twice is allowed."""
         ...
 
+    def driver_version(self) -> str:
+        """Name the version of the driver of an open source; `of unknown version` if it does not say."""
+        ...
+
     def cards(self) -> Sequence[GpuCard]:
         """Return the cards in word order, as of the newest sample; before that as they were found.
 

@@ -37,19 +37,12 @@ class NvmlProvider(GpuProvider):
             sees_processes=options.sees_processes,
         )
 
-    def make_provable(self, source: GpuSource, options: SourceOptions) -> Provable:
+    def make_provable(self, source: GpuSource) -> Provable:
         from deviceplugin.gpus.nvidia.proving import NvmlProvable  # noqa: PLC0415
         from deviceplugin.gpus.nvidia.source import NvmlGpus  # noqa: PLC0415
 
-        del options
         assert isinstance(source, NvmlGpus)  # noqa: S101 - made above
         return NvmlProvable(source)
-
-    def describe_driver(self, source: GpuSource, options: SourceOptions) -> str:
-        version: str = getattr(
-            source, "driver_version", lambda: super(NvmlProvider, self).describe_driver(source, options)
-        )()
-        return version
 
     def list_calls(self, source: GpuSource) -> Mapping[str, bool]:
         calls: Mapping[str, bool] = getattr(source, "calls", dict)()

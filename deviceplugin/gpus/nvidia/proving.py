@@ -24,9 +24,6 @@ class NvmlProvable:
         self._source = source
         self._command = tuple(command)
 
-    def driver_version(self) -> str:
-        return self._source.driver_version()
-
     def memory_info(self, uuid: str) -> MemoryInfo:
         return self._source.memory_info(uuid)
 

@@ -1,6 +1,5 @@
 """`--gpus simulated`: cards of a profile, which behave as NVIDIA's."""
 
-from collections.abc import Mapping
 from typing import Final
 
 from deviceplugin.gpus.api.mps import CardGenerations
@@ -44,24 +43,12 @@ class SimulatedProvider(NvmlProvider):
         changed = ProfileFile(name, profile.vendor).changed if options.watches_profile else None
         return SimulatedGpus(profile, ignored, changed)
 
-    def make_provable(self, source: GpuSource, options: SourceOptions) -> Provable:
-        from deviceplugin.gpus.simulated.profile import load_profile  # noqa: PLC0415
+    def make_provable(self, source: GpuSource) -> Provable:
         from deviceplugin.gpus.simulated.proving import SimulatedProvable  # noqa: PLC0415
         from deviceplugin.gpus.simulated.source import SimulatedGpus  # noqa: PLC0415
 
         assert isinstance(source, SimulatedGpus)  # noqa: S101 - made above
-        return SimulatedProvable(source, load_profile(options.profile or "").driver_version)
-
-    def describe_driver(self, source: GpuSource, options: SourceOptions) -> str:
-        from deviceplugin.gpus.simulated.profile import load_profile  # noqa: PLC0415
-
-        del source
-        return f"{load_profile(options.profile or '').driver_version}, simulated"
-
-    def list_calls(self, source: GpuSource) -> Mapping[str, bool]:
-        """Return nothing: a simulated driver has no library."""
-        del source
-        return {}
+        return SimulatedProvable(source)
 
     def make_generations(self) -> CardGenerations | None:
         return SimulatedGenerations()

@@ -19,12 +19,8 @@ _PIDS: Final = count(FIRST_PID)
 class SimulatedProvable:
     """`Provable` by a simulated driver."""
 
-    def __init__(self, source: SimulatedGpus, version: str = "simulated") -> None:
+    def __init__(self, source: SimulatedGpus) -> None:
         self._source = source
-        self._version = version
-
-    def driver_version(self) -> str:
-        return self._version
 
     def memory_info(self, uuid: str) -> MemoryInfo:
         return self._source.memory_info(uuid)

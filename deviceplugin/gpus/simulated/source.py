@@ -55,7 +55,6 @@ class SimulatedGpus:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._vendor = profile.vendor
-        self._driver_version = profile.driver_version
         self._ignored_xids = ignored_xids
         self._changed = changed
         self._clock = clock
@@ -160,7 +159,7 @@ class SimulatedGpus:
             raise GpuError(f"vendor {profile.vendor.domain}; allowed: {self._vendor.domain} while it runs")
         self.limits.behaviour = profile.limits
         with self._lock:
-            self._mood = profile.driver
+            self._driver_version, self._mood = profile.driver_version, profile.driver
             for board in self._boards.values():
                 board.shown = False
             for simulated in profile.cards:
