@@ -9,6 +9,7 @@ both.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -145,13 +146,15 @@ class BatchCommitter:
         """Send a Binding, unless it is later than `until`, seconds."""
         uid, node = commitment.pod.uid, commitment.node
         async with self._turns:
-            # No await between this check and the request.
-            late = self._binder.clock() > until
-            if late or not self._leadership.is_leader:
-                self._binder.abandon(commitment)
-                return PodResult(uid, CommitOutcome.REFUSED, node, LATE if late else NOT_LEADER)
-            why = await self._binder.finish(commitment)
+            why = await self._binder.finish(
+                replace(commitment, explain_stop=partial(self._explain_stop, until))
+            )
         if not why:
             return PodResult(uid, CommitOutcome.BOUND, node)
         outcome = CommitOutcome.UNKNOWN if self._binder.is_unsettled(commitment) else CommitOutcome.REFUSED
         return PodResult(uid, outcome, node, why)
+
+    def _explain_stop(self, until: float) -> str:
+        if self._binder.clock() > until:
+            return LATE
+        return "" if self._leadership.is_leader else NOT_LEADER

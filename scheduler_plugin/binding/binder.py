@@ -133,7 +133,7 @@ class Binder:
         """Send the Binding that `begin` prepared, if this process may; return why the pod is not bound."""
         try:
             # No await between this check and the request.
-            self._check_may_bind()
+            self._check_may_send(commitment)
         except CommitError as error:
             self._forget(commitment)
             return str(error)
@@ -225,6 +225,11 @@ class Binder:
         if self._is_stopped or self._get_term() != self._fenced_term:
             raise CommitError("this gpupack scheduler may not bind now; it is tried again")
 
+    def _check_may_send(self, commitment: PendingBinding) -> None:
+        self._check_may_bind()
+        if why := commitment.explain_stop():
+            raise CommitError(why)
+
     async def _send_binding(self, commitment: PendingBinding) -> str:
         version = commitment.pod.resource_version
         if commitment.claim is not None:
@@ -296,7 +301,7 @@ class Binder:
             return ""
         try:
             # No await between this check and the request.
-            self._check_may_bind()
+            self._check_may_send(commitment)
         except CommitError:
             return ""
         assumed.pod = replace(assumed.pod, resource_version=record.resource_version)
@@ -315,7 +320,7 @@ class Binder:
         if commitment.assumed is not None:
             # From now on a later version means that the Binding will be refused.
             commitment.assumed.record_claim(version)
-        self._check_may_bind()
+        self._check_may_send(commitment)
         return version
 
     async def _sweep(self) -> None:

@@ -5,7 +5,7 @@ matters is whether the pod still fits. Choosing its cards answers that, even if 
 filter. Lists of nodes are committed by `batch_committer`, with the same `Committer`.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,7 @@ class PendingBinding:
     Attributes:
         assigned: Value of `gpupack.io/assigned`, None for no annotation.
         claim: Claim to write before the Binding if the node serves claims; else None.
+        explain_stop: Says why no Binding must be sent for it any more; empty, as `str` gives, where it may.
     """
 
     pod: PodRecord
@@ -39,6 +40,7 @@ class PendingBinding:
     assigned: str | None
     assumed: AssumedPod | None
     claim: BoundPodClaim | None = None
+    explain_stop: Callable[[], str] = str
 
 
 class Committer:

@@ -246,6 +246,29 @@ async def test_a_binding_is_sent_within_its_time_out_of_the_call_or_never() -> N
     assert world.assumed() == 8 * len(world.api.sent)
 
 
+@pytest.mark.parametrize("happens", ["late", "deposed"])
+async def test_a_binding_refused_for_a_patch_is_not_sent_again_where_a_first_one_must_not_be(
+    happens: str,
+) -> None:
+    follower = Leader(is_leader=True, since=90.0)
+    world = BatchWorld(follower=follower)
+    world.pod("p", 8)
+
+    def patch(_name: str) -> None:
+        world.api.objects["p"]["metadata"]["resourceVersion"] = "900"
+        raise Conflict("changed")
+
+    def stop() -> None:
+        follower.is_leader = happens != "deposed"
+        world.now += 2 * T if happens == "late" else 0
+
+    world.api.before, world.api.read = patch, stop
+    (result,) = await world.commit([world.candidates("p", "n")])
+    assert result.outcome is CommitOutcome.REFUSED
+    assert len(world.api.sent) == 1
+    assert world.assumed() == 0
+
+
 async def test_who_ends_sends_no_further_binding() -> None:
     world = BatchWorld()
     world.pod("p", 8)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -430,3 +431,15 @@ async def test_a_process_that_may_not_bind_any_more_sends_no_binding() -> None:
     api.patch = lose  # type: ignore[method-assign]
     assert "is not the leader" in await world.binder.bind(*ARGS)
     assert "binding" not in api.writes
+
+
+async def test_a_claim_that_was_written_too_late_is_followed_by_no_binding() -> None:
+    api = Claims()
+    world = World(api)
+    await world.binder.wait_for_fence()
+    begun = replace(world.binder.begin(*ARGS), explain_stop=lambda: "too late" if api.status else "")
+    assert "too late" in await world.binder.finish(begun)
+    await world.settle()
+    assert "binding" not in api.writes
+    assert api.allocated == []
+    assert int(world.state.nodes.assumed.sum()) == 0
