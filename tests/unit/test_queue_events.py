@@ -416,3 +416,24 @@ async def test_how_long_it_takes_to_find_that_nobody_else_can_be_admitted_counts
         await asyncio.sleep(0)
     task.cancel()
     assert len(took) == 3
+
+
+@pytest.mark.parametrize(("config", "verb"), [(TWO, "patch"), (f"mode: batch\n{TWO}", "post")])
+async def test_a_pod_that_is_bound_before_its_requeue_is_written_stays(config: str, verb: str) -> None:
+    """Writes wait for their turn: it was to be marked, or to be removed, because it had no node."""
+
+    class Binding(Running):
+        def answer(self, verb: str, path: str, body: Any) -> Any:
+            if "/p0" in path and "uid-p1" in self.world.objects and self.world.now > 120:
+                self.world.bind_to("uid-p1", "n1")
+            return super().answer(verb, path, body)
+
+    running = Binding(config)
+    task = asyncio.create_task(running.controller.run())
+    for name in ("p0", "p1"):
+        running.world.pod(name, 4, metadata={"ownerReferences": [{"uid": "set", "controller": True}]})
+    await running.pass_time()
+    running.asked.clear()
+    await running.pass_time(121)
+    assert [(each, "/p1" in path) for each, path in running.asked] == [(verb, False)]
+    task.cancel()

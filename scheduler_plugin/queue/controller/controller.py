@@ -324,10 +324,12 @@ class Controller:
         )
 
     def _begin_removing(self, pod: QueuedPod, lender: str = "") -> asyncio.Task[WriteOutcome]:
-        return self._begin_write(self._write_eviction(pod, lender))
+        return self._begin_write(self._write_eviction(pod, lender, pod.phase))
 
     async def _write_requeue(self, pod: QueuedPod) -> None:
         async with self._turns:
+            if pod.phase is not Phase.ADMITTED:
+                return
             answer = await self._writer.requeue_pod(pod)
         if answer.why:
             log.warning("not requeued", pod=pod.record.full_name, queue=pod.queue_info.queue, why=answer.why)
@@ -335,9 +337,15 @@ class Controller:
                 message = f"the API server refuses to requeue it: {answer.why}"
                 self._send_event(pod, "Warning", "NotRequeued", message)
 
-    async def _write_eviction(self, pod: QueuedPod, lender: str) -> WriteOutcome:
-        """Evict a pod; without an answer it counts as evicted once the pod is seen leaving."""
+    async def _write_eviction(self, pod: QueuedPod, lender: str, phase: Phase) -> WriteOutcome:
+        """Evict a pod; without an answer it counts as evicted once the pod is seen leaving.
+
+        Args:
+            phase: The pod's when that was decided: a pod without a gang that has got a node since then stays.
+        """
         async with self._turns:
+            if pod.phase is not phase and not pod.gang:
+                return WriteOutcome.REFUSED
             answer = await self._writer.evict_pod(pod)
         if lender and answer.written in {WriteOutcome.DONE, WriteOutcome.UNKNOWN}:
             self._report_reclaim(pod, lender)
