@@ -9,7 +9,7 @@ from allocator.request import PodRequest
 from scheduler_plugin.cache.arrays import BoolArray, LongArray
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs, PodRequirements
+from scheduler_plugin.queue.capacity.requirements import GangRequirements, Member, Needs, PodRequirements
 from scheduler_plugin.queue.capacity.reservations import QueueReservation
 
 RowFilter = Callable[[PodRequirements], BoolArray]
@@ -35,7 +35,7 @@ class QuotaUsage:
         units = np.array([requirements.compute_units(size) for size in largest.tolist()], dtype=np.int64)
         return units[at]
 
-    def list_members(self, needs: Needs, uid: str) -> Sequence[tuple[str, PodRequirements]]:
+    def list_members(self, needs: Needs, uid: str) -> Sequence[Member]:
         """List UID and requirements of every pod of a workload, the hardest to place first."""
         if not isinstance(needs, GangRequirements):
             return ((uid, needs),)
@@ -74,9 +74,7 @@ class QuotaUsage:
             requirements, everywhere, more + self.compute_least_units(requirements)
         )
 
-    def sum_reserved(
-        self, pods: Iterable[tuple[str, PodRequirements]], reservations: Mapping[str, QueueReservation]
-    ) -> int:
+    def sum_reserved(self, pods: Iterable[Member], reservations: Mapping[str, QueueReservation]) -> int:
         """Add up the units that pods are charged on the nodes of their reservations, by UID."""
         return sum(
             self.compute_units_on_node(requirements, reservations[uid].node) or 0

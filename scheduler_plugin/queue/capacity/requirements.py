@@ -56,16 +56,20 @@ class PodRequirements:
         return self._hash
 
 
+Member = tuple[str, PodRequirements]
+"""UID and requirements of one pod of a workload."""
+
+
 @dataclass(frozen=True)
 class GangRequirements:
     """The requirements of a gang; no two gangs are interchangeable.
 
     Attributes:
-        members: UID and requirements of each of its pods; if all ask for units, the hardest to place first.
+        members: Its pods; if all ask for units, the hardest to place first.
     """
 
     uid: str
-    members: tuple[tuple[str, PodRequirements], ...]
+    members: tuple[Member, ...]
 
     @cached_property
     def percent(self) -> bool:

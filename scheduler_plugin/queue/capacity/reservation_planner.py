@@ -17,12 +17,9 @@ from scheduler_plugin.cache.arrays import LongArray, RowArray
 from scheduler_plugin.cache.cards import build_charged_cards
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.quota_usage import RowFilter
-from scheduler_plugin.queue.capacity.requirements import PodRequirements
+from scheduler_plugin.queue.capacity.requirements import Member, PodRequirements
 from scheduler_plugin.queue.capacity.reservations import NO_RESERVATIONS, NodeReservations, QueueReservation
 from scheduler_plugin.scheduling.fit_counts import NEVER, compute_least_missing
-
-Pod = tuple[str, PodRequirements]
-"""UID and needs of one pod."""
 
 
 @dataclass(slots=True)
@@ -69,7 +66,7 @@ class ReservationPlanner:
         self._queues: dict[PodRequirements, list[tuple[int, int, int]]] = {}
 
     def plan_workload(
-        self, pods: Sequence[Pod], among: RowFilter | None = None
+        self, pods: Sequence[Member], among: RowFilter | None = None
     ) -> dict[str, QueueReservation]:
         """Find cards for all pods at once: reservations by UID, empty if the pods can never all fit.
 
@@ -89,7 +86,7 @@ class ReservationPlanner:
                 return found
         return {}
 
-    def can_serve(self, pods: Iterable[Pod]) -> bool:
+    def can_serve(self, pods: Iterable[Member]) -> bool:
         """Return True if the reservations of these pods can still become free for all of them at once."""
         reservations, nodes = self._capacity.reservations, self._capacity.state.nodes
         for uid, requirements in pods:
@@ -108,7 +105,7 @@ class ReservationPlanner:
             self._add_pod(requirements, spot)
         return True
 
-    def _list_orders(self, pods: Sequence[Pod], among: RowFilter | None) -> Iterator[Sequence[Pod]]:
+    def _list_orders(self, pods: Sequence[Member], among: RowFilter | None) -> Iterator[Sequence[Member]]:
         """Give the orders to try: as given, the hardest first; then those with the fewest nodes first."""
         yield pods
         if len({requirements for _, requirements in pods}) > 1:

@@ -15,18 +15,15 @@ from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, drop_n
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.quota_usage import RowFilter
-from scheduler_plugin.queue.capacity.requirements import PodRequirements
+from scheduler_plugin.queue.capacity.requirements import Member, PodRequirements
 from scheduler_plugin.queue.capacity.reservations import NodeReservations, QueueReservation
 from scheduler_plugin.scheduling.node_fit import leave_out_undecided
 from scheduler_plugin.scheduling.scratch_node import ScratchNode
 
-Pod = tuple[str, PodRequirements]
-"""UID and needs of one pod of the gang."""
-
 BEST: Final = 32
 """Nodes that come first by the node policy; others come by name."""
 
-Pods = Mapping[str, Sequence[Pod]]
+Pods = Mapping[str, Sequence[Member]]
 """Pods of the gang by the node where they are to go."""
 
 
@@ -45,7 +42,7 @@ class GangPlacer:
         self,
         capacity: FreeCapacity,
         workload_uid: str,
-        pods: Iterable[Pod],
+        pods: Iterable[Member],
         *,
         leaving: Iterable[QueuedPod] = (),
         ended: Mapping[str, Mapping[int, CardAmounts]] = MappingProxyType({}),
@@ -61,12 +58,12 @@ class GangPlacer:
         for pod in leaving:
             self._leaving.setdefault(pod.record.node, []).append(pod)
         self._views: dict[str, NodeUnderPreemption | None] = {}
-        self._placed: dict[str, list[Pod]] = {}
+        self._placed: dict[str, list[Member]] = {}
         self._cleared: dict[str, str] = {}
         self.rest = self._place_now(pods)
         """Pods that find no room beside the others unless somebody goes."""
 
-    def _place_now(self, pods: Iterable[Pod]) -> list[Pod]:
+    def _place_now(self, pods: Iterable[Member]) -> list[Member]:
         """Place the pods that fit without evictions; return the rest."""
         nodes = self._capacity.state.nodes
         names, rank = nodes.names, nodes.name_rank
@@ -159,7 +156,11 @@ class GangPlacer:
         return placed
 
     def _find_more_victims(
-        self, node: str, pods: Sequence[Pod], gone: Sequence[VictimGroup], candidates: Iterable[VictimGroup]
+        self,
+        node: str,
+        pods: Sequence[Member],
+        gone: Sequence[VictimGroup],
+        candidates: Iterable[VictimGroup],
     ) -> list[VictimGroup] | None:
         """Find the fewest further victims of a node for these pods to fit there; None: none suffice."""
         left = [victims for victims in candidates if victims not in gone]
@@ -177,7 +178,7 @@ class GangPlacer:
         return min((drop_needless(each, is_enough) for each in found), key=count_pods)
 
     def _find_card_victims(
-        self, node: str, pods: Sequence[Pod], gone: Iterable[QueuedPod], candidates: Sequence[VictimGroup]
+        self, node: str, pods: Sequence[Member], gone: Iterable[QueuedPod], candidates: Sequence[VictimGroup]
     ) -> list[VictimGroup]:
         """Find victims on the cards of a node that need the fewest, for the last of these pods.
 
@@ -218,7 +219,7 @@ class GangPlacer:
         return self._capacity.is_allowed(requirements, node)
 
     def _place_on_node(
-        self, node: str, gone: Iterable[QueuedPod], pods: Sequence[Pod]
+        self, node: str, gone: Iterable[QueuedPod], pods: Sequence[Member]
     ) -> dict[str, tuple[int, ...]] | None:
         """Place pods on one node as if some others were gone: cards by UID; None if not all of them fit."""
         row = self._capacity.state.nodes.rows.get(node)
@@ -263,7 +264,7 @@ class GangPlacer:
         return ScratchNode(cards, view.get_left_without(uids).subtract(reserved.amounts))
 
     def _put_pods(
-        self, node: str, scratch: ScratchNode, pods: Iterable[Pod]
+        self, node: str, scratch: ScratchNode, pods: Iterable[Member]
     ) -> dict[str, tuple[int, ...]] | None:
         """Put pods on a node one after the other: cards by UID; None if not all of them fit."""
         capacity = self._capacity.state.node_records[node].capacity
