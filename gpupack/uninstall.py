@@ -213,7 +213,7 @@ class Uninstaller:
         self,
         client: KubeClient,
         *,
-        dry_run: bool = False,
+        dry_run: bool,
         force: bool = False,
         find: Callable[[WritableNode], Traces] = find_traces,
     ) -> None:

@@ -41,7 +41,7 @@ _NEVER_BY_ENDS: Final = frozenset(
 
 
 def find_ways_out(
-    what_if: WhatIf, results: NodeResults, usage: PodCardUsage, *, moves: bool = True
+    what_if: WhatIf, results: NodeResults, usage: PodCardUsage, *, moves: bool
 ) -> Iterator[WayOut]:
     """Give what would let a pod start, the cheapest first."""
     yield from _smaller(what_if)

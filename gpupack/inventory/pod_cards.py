@@ -61,7 +61,7 @@ def join_pods(
     holds: Holds | None,
     pods: Iterable[Pod],
     resource: str,
-    claims: Iterable[AllocatedClaim] = (),
+    claims: Iterable[AllocatedClaim],
 ) -> tuple[tuple[CardRow, ...], tuple[PodRow, ...]]:
     """Put the pods of a node on its cards, and charge those that its words do not hold yet.
 

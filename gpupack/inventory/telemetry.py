@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from allocator.names import DAEMON_NAMES, SYSTEM_NAMESPACE
+from allocator.names import DAEMON_NAMES
 from deviceplugin.gpus.api.telemetry import CardTelemetry
 from gpupack.inventory.fetching import list_all
 from gpupack.inventory.records import NodeRow
@@ -49,9 +49,7 @@ class TelemetryByNode:
     problem: str = ""
 
 
-async def find_daemons(
-    client: "KubeClient", node: str = "", namespace: str = SYSTEM_NAMESPACE
-) -> dict[str, Pod]:
+async def find_daemons(client: "KubeClient", node: str, namespace: str) -> dict[str, Pod]:
     """Find the running pods of node daemons, by node.
 
     A user who may create a pod may give it any label and owner. So only pods of a DaemonSet in the namespace
@@ -94,9 +92,7 @@ async def ask_daemon(client: "KubeClient", pod: KubeObject, page: str, **params:
     return await client.get_at_most(path, MAX_BYTES, timeout_s=TIMEOUT_S, **params)
 
 
-async def fetch_telemetry(
-    client: "KubeClient", nodes: Collection[str], namespace: str = SYSTEM_NAMESPACE
-) -> TelemetryByNode:
+async def fetch_telemetry(client: "KubeClient", nodes: Collection[str], namespace: str) -> TelemetryByNode:
     """Ask the daemons of some nodes what their cards do. What fails is said, and takes nothing else down."""
     from gpupack.errors import InputError  # noqa: PLC0415
     from kubeapi.errors import UNREADABLE, KubeApiError  # noqa: PLC0415

@@ -92,7 +92,7 @@ def rewrite_pod(
     options: MigrationOptions,
     say: Say,
     *,
-    takes_scheduler: bool = True,
+    takes_scheduler: bool,
 ) -> bool:
     """Rewrite a pod for gpupack; return False, and change nothing, if something cannot be translated."""
     for field in _FIELDS:

@@ -62,13 +62,13 @@ class _Answer(msgspec.Struct):
 class Prometheus:
     """Asks one Prometheus, at a URL without `/api/v1`."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, token: str = "") -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, token: str) -> None:
         self._session = session
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     async def fetch_periods(
-        self, since: float, until: float, step_s: float, label: str = ""
+        self, since: float, until: float, step_s: float, label: str
     ) -> AsyncIterator[Period]:
         """Ask what pods had, a period of many steps at a time; a step counts with what was there at its end.
 

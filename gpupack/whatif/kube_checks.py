@@ -249,7 +249,7 @@ class KubeSchedulerChecks:
         """Return what a node has left once pods, given by UID, are gone."""
         return self._state.node_records[name].capacity.subtract(self.get_used(name, gone))
 
-    def get_used(self, name: str, gone: Collection[str] = ()) -> Amounts:
+    def get_used(self, name: str, gone: Collection[str]) -> Amounts:
         used = self._state.node_records[name].in_use
         if not gone:
             return used
@@ -261,7 +261,7 @@ class KubeSchedulerChecks:
         return [pod for pod in pods if pod is not None and pod.node in self._nodes and not pod.ended]
 
     def find_nodes_short_of_sum(
-        self, request: PodRequest, *, leaving: Iterable[str] = (), only: Iterable[str] | None = None
+        self, request: PodRequest, *, leaving: Iterable[str] = (), only: Iterable[str] | None
     ) -> frozenset[str]:
         """List the nodes whose sum is too small by kube-scheduler's count, whatever their cards have."""
         nodes, column = self._state.nodes, PERCENT if request.percent else UNITS

@@ -161,7 +161,7 @@ def _cores(milli: int) -> str:
 
 
 def find_closest_node(
-    cluster: Cluster, query: SchedulingRequest, rows: RowArray, *, empty: bool = False
+    cluster: Cluster, query: SchedulingRequest, rows: RowArray, *, empty: bool
 ) -> tuple[ClosestNode | None, int]:
     """Find the node whose cards lack the least, its deciding card, and what is asked of that card in units.
 

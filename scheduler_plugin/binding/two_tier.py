@@ -71,7 +71,7 @@ def commit_list(
     rescore: Callable[[str], float | None],
     bind: Callable[[str], bool],
     *,
-    epoch: int = 0,
+    epoch: int,
 ) -> tuple[str | None, list[str]]:
     """Commit one list; for the arguments see `merge_candidates` and `commit_first`.
 

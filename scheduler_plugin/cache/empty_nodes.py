@@ -20,7 +20,7 @@ def make_empty_node(
     taints: tuple[Taint, ...] = (),
     *,
     cards_of: str = "",
-    compute_limit: int = WHOLE,
+    compute_limit: int,
 ) -> Node:
     """Make a Node on which no pod is.
 

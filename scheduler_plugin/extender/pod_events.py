@@ -38,7 +38,7 @@ class PodReporter:
         self,
         state: ClusterState,
         clock: Callable[[], float],
-        events: EventRecorder | None = None,
+        events: EventRecorder | None,
         leadership: LeaderStatus = SOLE_PROCESS,
     ) -> None:
         self._state = state

@@ -29,7 +29,7 @@ import structlog
 from allocator.names import BATCH_SCHEDULER
 from kubeapi.bounded import BoundedDict
 from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound, decode_answer
-from kubeapi.lease import SOLE_PROCESS, LeaderStatus
+from kubeapi.lease import LeaderStatus
 from kubeapi.metadata import format_time
 from kubeapi.objects import decode_pod
 from kubeapi.paths import make_pod_path
@@ -83,7 +83,7 @@ class RefusedPodRetrier:
         api: RetryApi,
         clock: Callable[[], float],
         stale: Callable[[], str],
-        leadership: LeaderStatus = SOLE_PROCESS,
+        leadership: LeaderStatus,
     ) -> None:
         self.fits: Signal[[str]] = Signal()
         self._extender = extender

@@ -194,7 +194,7 @@ class Extender:
             group_in_part=in_part,
         )
 
-    def would_pass(self, pod: PodRecord, among: NodeSet, now: float, *, held: bool = False) -> bool:
+    def would_pass(self, pod: PodRecord, among: NodeSet, now: float, *, held: bool) -> bool:
         """Return True if a node can take a refused pod now; this does not count as an attempt to place it.
 
         Args:

@@ -86,7 +86,7 @@ def place_on_node(
     nodes: NodeArrays,
     row: int,
     query: SchedulingRequest,
-    preferred_uuids: Collection[str] = (),
+    preferred_uuids: Collection[str],
 ) -> Placement | None:
     """Choose a pod's cards on one node, the preferred ones if possible; None if the pod does not fit.
 

@@ -149,7 +149,7 @@ class PluginRegistry(rpc.RegistrationServicer):
         devices: DeviceManager,
         on_change: Callable[[], None],
         *,
-        by_resource: bool = False,
+        by_resource: bool,
     ) -> None:
         self._folder = folder
         self._devices = devices

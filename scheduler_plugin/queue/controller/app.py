@@ -187,7 +187,7 @@ class LeadershipTerm:
         clock: Callable[[], float],
         write_s: float,
         namespaces: Callable[[], bool],
-        follower: LeaseFollower | None = None,
+        follower: LeaseFollower | None,
     ) -> None:
         self._namespaces = namespaces
         self._write_s = write_s

@@ -4,7 +4,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -44,10 +43,10 @@ class GangPlacer:
         workload_uid: str,
         pods: Iterable[Member],
         *,
-        leaving: Iterable[QueuedPod] = (),
-        ended: Mapping[str, Mapping[int, CardAmounts]] = MappingProxyType({}),
-        among: RowFilter | None = None,
-        places_left: Callable[[str], int] | None = None,
+        leaving: Iterable[QueuedPod],
+        ended: Mapping[str, Mapping[int, CardAmounts]],
+        among: RowFilter | None,
+        places_left: Callable[[str], int] | None,
     ) -> None:
         self._capacity = capacity
         self._workload_uid = workload_uid

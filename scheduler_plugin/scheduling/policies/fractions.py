@@ -93,7 +93,7 @@ class Fractions:
         used_total, capacity_total: Sums over all rows as followed last, by class.
     """
 
-    def __init__(self, others: Sequence[str] = ()) -> None:
+    def __init__(self, others: Sequence[str]) -> None:
         self._others = tuple(others)
         self._count = len(CLASSES) + len(self._others)
         self._seen: list[str] = []

@@ -57,7 +57,7 @@ class FragmentationTerms:
         unseen: u, the share of pods that the workload does not know of: 0 to 1.
     """
 
-    def __init__(self, workload: TypicalWorkload, unseen: float = 0.0) -> None:
+    def __init__(self, workload: TypicalWorkload, unseen: float) -> None:
         shares = workload.shares()
         groups = list(dict.fromkeys((s.shape.units, s.shape.cards, s.shape.selector) for s in shares))
         where = {group: index for index, group in enumerate(groups)}
