@@ -62,6 +62,10 @@ def fragments(number: int = 1, free: int = 20, size: int = 80, **more) -> tuple[
     return nodes, pods
 
 
+def of_daemon_set(item) -> None:
+    item["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet"
+
+
 def serve_claims(item) -> None:
     item["metadata"]["annotations"][NODE_SERVES] = SERVES_CLAIMS
     item["status"]["allocatable"] |= {MEMORY: "0", PERCENT_RESOURCE: "0"}
@@ -73,6 +77,7 @@ __all__ = [
     "Pod",
     "fragments",
     "grown",
+    "of_daemon_set",
     "outcomes",
     "plan_of",
     "replace",

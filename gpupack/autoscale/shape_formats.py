@@ -223,13 +223,11 @@ def write_shapes(shapes: Sequence[Shape], unit_mib: int, form: str) -> str:
     """Write shapes in one of `FORMATS`; several of a cloud are apart by a line with the name of each.
 
     Raises:
-        InputError: the format does not exist, or needs a label that a shape does not have.
+        InputError: the format needs a label that a shape does not have.
     """
     if form == "file":
         return _write_file(shapes, unit_mib)
-    write = _ONE.get(form)
-    if write is None:
-        raise InputError(f"format {shown(form)}; allowed: {', '.join(FORMATS)}")
+    write = _ONE[form]
     if form == "karpenter":
         return "\n---\n".join(write(shape, unit_mib) for shape in shapes)
     return "\n".join(f"# {shape.name}\n{write(shape, unit_mib)}" for shape in shapes)

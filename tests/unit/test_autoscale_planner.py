@@ -27,6 +27,7 @@ from tests.autoscale_world import (
     Pod,
     fragments,
     grown,
+    of_daemon_set,
     outcomes,
     plan_of,
     replace,
@@ -175,10 +176,6 @@ def test_requests_are_rounded_up_so_that_sums_need_as_many_nodes_as_cards():
 
 def test_a_new_node_is_filled_with_what_its_daemons_leave_of_its_sum():
     """A placeholder that asks for all 160 would fit no template: the agent has one of them there, too."""
-
-    def of_daemon_set(item):
-        item["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet"
-
     nodes, pods = fragments(4, free=30)
     agents = [Pod(f"agent-{node.name}", 1, node.name, (0,)) for node in nodes]
     changes = {agent.name: of_daemon_set for agent in agents}

@@ -19,7 +19,7 @@ from gpupack.autoscale.scale_down import (
     find_nodes_to_keep,
 )
 from kubeapi import objects
-from tests.autoscale_world import Node, Pod, grown
+from tests.autoscale_world import Node, Pod, grown, of_daemon_set
 
 
 def full_and_fragments():
@@ -55,10 +55,7 @@ def test_a_node_without_pods_on_cards_is_nobodys_business():
 
 
 def test_pods_of_daemon_sets_go_with_their_node():
-    def daemon(item):
-        item["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet"
-
-    world = grown([Node("n1")], [Pod("d", 16, "n1", (0,))], d=daemon)
+    world = grown([Node("n1")], [Pod("d", 16, "n1", (0,))], d=of_daemon_set)
     assert find_nodes_to_keep(world.cluster) == {}
 
 

@@ -12,7 +12,7 @@ from gpupack.cli.app import cli
 from gpupack.errors import InputError
 from scheduler_plugin.cache.amounts import CPU, PODS
 from scheduler_plugin.cache.amounts import MEMORY as HOST_MEMORY
-from tests.autoscale_world import Node, Pod, fragments, grown, serve_claims
+from tests.autoscale_world import Node, Pod, fragments, grown, of_daemon_set, serve_claims
 from tests.cluster_builders import MEMORY
 from tests.yaml_text import read_yaml
 
@@ -38,29 +38,29 @@ def test_nodes_with_the_same_cards_and_group_are_one_shape():
     assert [(len(shape.nodes), shape.labels[TYPE]) for shape in learned(nodes)] == [(3, "a"), (3, "b")]
 
 
-def of_daemon_set(item):
-    item["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet"
+def agent(item):
+    of_daemon_set(item)
     item["spec"]["containers"][0]["resources"]["requests"]["example.com/hca"] = "1"
 
 
 def static(item):
-    of_daemon_set(item)
+    agent(item)
     item["metadata"]["ownerReferences"][0]["kind"] = "Node"
     item["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "a"
 
 
 def ended(item):
-    of_daemon_set(item)
+    agent(item)
     item["status"]["phase"] = "Failed"
 
 
 def leaving(item):
-    of_daemon_set(item)
+    agent(item)
     item["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z"
 
 
 @pytest.mark.parametrize(
-    ("change", "counts"), [(of_daemon_set, True), (static, True), (ended, False), (leaving, False)]
+    ("change", "counts"), [(agent, True), (static, True), (ended, False), (leaving, False)]
 )
 def test_what_a_new_node_runs_too_is_not_there_for_pods(change, counts):
     """As Cluster Autoscaler counts for the template of a group: pods of DaemonSets and static ones."""
