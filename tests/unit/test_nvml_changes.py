@@ -106,6 +106,23 @@ def test_instances_of_a_lost_card_stay(driver: Driver, gpus: NvmlGpus) -> None:
     assert errors(gpus) == [None, None]
 
 
+def test_instances_that_cannot_be_listed_for_a_moment_are_known_by_their_places(
+    driver: Driver, gpus: NvmlGpus
+) -> None:
+    board = driver.cards[0]
+    board.mig = [Card("MIG-1", instance=1), Card("MIG-2", instance=2)]
+    gpus.open()
+    board.errors = {"DeviceGetMaxMigDeviceCount": LOST}
+    assert errors(gpus) == ["its MIG instances cannot be listed: GPU is lost"] * 2 + [None]
+    driver.news = [xid(board, 79, gpu_instance=2)]
+    assert [event.uuid for event in gpus.events(30)] == ["MIG-2"]
+    # The card is back, and one of its instances is not yet.
+    board.errors, board.mig[1].errors = {}, {"Handle": pynvml.NVML_ERROR_UNKNOWN}
+    assert uuids(gpus) == ["MIG-1", "MIG-2", "GPU-b"]
+    board.mig[1].errors = {}
+    assert errors(gpus) == [None] * 3
+
+
 def test_the_library_is_started_again_while_a_card_is_lost_and_not_too_often(
     driver: Driver, gpus: NvmlGpus, now_s: list[float]
 ) -> None:

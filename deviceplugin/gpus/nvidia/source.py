@@ -117,7 +117,6 @@ class _NvmlDevice:
 
     Attributes:
         handle: handle of the card or the instance, None while the driver gives none.
-        gpu_instance: number of the GPU instance that a MIG instance is of.
         place: place of a MIG instance on its card, see `MigDevice`.
         trouble: why a card that stays listed as it was cannot be measured, None when it can.
         lasts: the library, started again, would say the same of it.
@@ -126,7 +125,6 @@ class _NvmlDevice:
     card: GpuCard
     handle: Any = None
     parent: Any = None
-    gpu_instance: int | None = None
     place: int | None = None
     trouble: str | None = None
     lasts: bool = False
@@ -381,9 +379,12 @@ class NvmlGpus:
         # Nobody tells which card it is that cannot be told.
         untold = sorted({entry.error for entry in shown if entry.uuid is None and entry.error})
         not_shown = f"{_NOT_SHOWN}: {', '.join(untold)}" if untold else _NOT_SHOWN
-        self._devices = tuple(
-            replace(devices.get(card.uuid, _NvmlDevice(card, trouble=not_shown)), card=card) for card in cards
-        )
+        troubles = {entry.uuid: entry.error for entry in shown if entry.error}
+        for device in self._devices:
+            trouble = troubles.get(physical_uuid(device.card), not_shown)
+            stays = replace(device, handle=None, parent=None, trouble=trouble, lasts=False)
+            devices.setdefault(device.card.uuid, stays)
+        self._devices = tuple(replace(devices[card.uuid], card=card) for card in cards)
         self._shape = tuple(entry.shape for entry in shown)
         watched = tuple((entry.uuid, calls.handle_address(entry.handle)) for entry in shown if entry.uuid)
         if watched != self._watched:
@@ -421,7 +422,7 @@ class NvmlGpus:
             gpu_instance=number,
             compute_instance=calls.read_compute_instance(handle),
         )
-        device = _NvmlDevice(card, None if reason else handle, entry.handle, number, instance.place)
+        device = _NvmlDevice(card, None if reason else handle, entry.handle, instance.place)
         return device if reason else self._with_memory(entry, device)
 
     def _without_answer(self, entry: _Shown, instance: MigDevice) -> _NvmlDevice:
@@ -435,7 +436,7 @@ class NvmlGpus:
                 return replace(known, handle=None, parent=entry.handle, trouble=trouble, lasts=lasts)
         uuid = f"MIG-unreadable-{entry.number}-{instance.place}"
         card = self._describe(entry, entry.handle, uuid, trouble)
-        return _NvmlDevice(card, None, entry.handle, None, instance.place, lasts=lasts)
+        return _NvmlDevice(card, None, entry.handle, instance.place, lasts=lasts)
 
     def _with_memory(self, entry: _Shown, device: _NvmlDevice) -> _NvmlDevice:
         """Read a card's size. Where that fails a known size stays as it was; the samples show the fault."""
@@ -562,7 +563,7 @@ class NvmlGpus:
             or (parent_uuid and parent_uuid == physical_uuid(device.card))
         ]
         instance = getattr(event, "gpuInstanceId", _NO_INSTANCE)
-        narrowed = [device for device in concerned if device.gpu_instance in (None, instance)]
+        narrowed = [device for device in concerned if device.card.gpu_instance in (None, instance)]
         for device in narrowed or concerned or devices:
             self._events.put(fault_event(device.card.uuid, code, self._ignored_xids, NVIDIA))
 
