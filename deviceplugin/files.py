@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -23,6 +23,15 @@ def replace_file(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
+
+
+def update_file(path: Path, content: bytes) -> bool:
+    """Write a file as `replace_file` does unless it has this content; return True if it was written."""
+    with suppress(FileNotFoundError):
+        if path.read_bytes() == content:
+            return False
+    replace_file(path, content)
+    return True
 
 
 def remove_file(path: Path) -> None:

@@ -28,7 +28,7 @@ import structlog
 
 from deviceplugin.containers.device_nodes import DEVICES, node_paths
 from deviceplugin.errors import is_gone
-from deviceplugin.files import replace_file
+from deviceplugin.files import update_file
 from deviceplugin.gpus.api.source import GpuCard
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.option_values import CDI_FOLDERS
@@ -165,13 +165,10 @@ class CdiNames:
     def _write(self, path: Path, spec: Mapping[str, Any]) -> None:
         text = json.dumps(spec, indent=2) + "\n"
         try:
-            if path.exists() and path.read_text("utf-8") == text:
-                return
-            replace_file(path, text.encode())
-        except (OSError, ValueError) as error:
+            if update_file(path, text.encode()):
+                log.info("CDI specification written", path=str(path), devices=len(spec["devices"]))
+        except OSError as error:
             self._warn_once(str(path), f"CDI specification {path} cannot be written: {error}")
-        else:
-            log.info("CDI specification written", path=str(path), devices=len(spec["devices"]))
 
     def _warn_once(self, about: str, problem: str) -> None:
         if self._reported.get(about) != problem:

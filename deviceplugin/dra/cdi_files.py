@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from deviceplugin.containers.cdi import VERSION
 from deviceplugin.containers.device_lists import ANNOTATION
-from deviceplugin.files import make_folder, remove_file, replace_file
+from deviceplugin.files import make_folder, remove_file, update_file
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 
 KIND: Final = "gpupack.io/claim"
@@ -72,11 +72,8 @@ class CdiFiles:
 
     def write(self, claim_uid: str, spec: Mapping[str, Any]) -> None:
         """Write the file of a claim, unless it is there as it should be."""
-        path, text = self._path(claim_uid), json.dumps(spec).encode()
-        if path.is_file() and path.read_bytes() == text:
-            return
         make_folder(self._folder)
-        replace_file(path, text)
+        update_file(self._path(claim_uid), json.dumps(spec).encode())
 
     def remove(self, claim_uid: str) -> None:
         remove_file(self._path(claim_uid))

@@ -202,6 +202,12 @@ def test_what_has_not_changed_is_not_written_again(folders: tuple[Path, Path]) -
     assert path.exists()
 
 
+def test_rubbish_in_the_place_of_ours_is_overwritten(folders: tuple[Path, Path]) -> None:
+    (folders[1] / FILE_NAME).write_bytes(b"\xff")
+    CdiNames(NVIDIA, folders, wait_s=0).refresh(CARDS)
+    check_form(json.loads((folders[1] / FILE_NAME).read_bytes()))
+
+
 def test_folders_that_are_not_there_mean_that_somebody_else_sees_to_it(tmp_path: Path) -> None:
     found = names((tmp_path / "a", tmp_path / "b"))
     assert found.name_cards(UUIDS[:1]) == (f"{KIND}={UUIDS[0]}",)

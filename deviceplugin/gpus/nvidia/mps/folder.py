@@ -16,7 +16,6 @@ import errno
 import fcntl
 import json
 import os
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -25,7 +24,7 @@ import msgspec
 
 from allocator.ids import is_card_uuid
 from deviceplugin.errors import GpuError, is_gone
-from deviceplugin.files import replace_file
+from deviceplugin.files import update_file
 from deviceplugin.gpus.nvidia.mps.namespaces import NamespaceFiles
 from kubeapi.errors import UNREADABLE
 
@@ -93,11 +92,7 @@ class CardFolder:
         Raises:
             OSError: the folder cannot be written to.
         """
-        content = json.dumps(asdict(state)).encode()
-        with suppress(FileNotFoundError):
-            if self._state.read_bytes() == content and self._held is not None:
-                return True
-        replace_file(self._state, content)
+        update_file(self._state, json.dumps(asdict(state)).encode())
         if self._held is None:
             self._held = _locked(self._lock, fcntl.LOCK_EX)
         return self._held is not None
