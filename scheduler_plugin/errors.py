@@ -11,6 +11,10 @@ SchedulerError
 """
 
 from collections.abc import Sequence
+from typing import Final
+
+FAULT: Final = "the gpupack scheduler failed in this call; its log says why"
+"""What callers are told of an error that is a fault of ours."""
 
 
 class SchedulerError(Exception):

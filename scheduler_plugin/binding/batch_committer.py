@@ -13,12 +13,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import structlog
+
 from kubeapi.lease import LeaderStatus
 from scheduler_plugin.binding.batch_protocol import CommitCall, CommitOutcome, PodCandidates, PodResult
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import PendingBinding
 from scheduler_plugin.binding.shared_nodes import SharedNodes
-from scheduler_plugin.errors import CommitError
+from scheduler_plugin.errors import FAULT, CommitError
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
 
 LATE: Final = "its Binding could not be sent in time; it is tried again"
@@ -27,6 +29,8 @@ NOT_LEADER: Final = "the kube-scheduler of this gpupack scheduler does not lead;
 
 UNDER_WAY: Final = 16
 """Bindings at once: more do not make the API server faster."""
+
+log = structlog.get_logger(__name__)
 
 
 class BatchCommitter:
@@ -100,7 +104,11 @@ class BatchCommitter:
         begun: list[PendingBinding] = []
         refused: list[tuple[PodCandidates, PodResult]] = []
         for pod in group:
-            found = self._begin(pod, headroom)
+            try:
+                found = self._begin(pod, headroom)
+            except Exception:
+                log.exception("pod not bound", pod=f"{pod.namespace}/{pod.name}")
+                found = PodResult(pod.uid, CommitOutcome.REFUSED, why=FAULT)
             if isinstance(found, PendingBinding):
                 begun.append(found)
             else:

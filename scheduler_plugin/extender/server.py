@@ -16,7 +16,7 @@ from scheduler_plugin.binding.batch_protocol import CommitOutcome, CommitReply, 
 from scheduler_plugin.binding.batch_protocol import encode as encode_commit
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.cache.watcher import Watcher
-from scheduler_plugin.errors import ProtocolError
+from scheduler_plugin.errors import FAULT, ProtocolError
 from scheduler_plugin.extender.fast_server import VerbAnswer
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.metrics import Metrics
@@ -36,8 +36,6 @@ BIND_WAIT_S: Final = 1.0
 
 OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 """What may be read without a client certificate; probes and Prometheus have none."""
-
-FAULT: Final = "the gpupack scheduler failed in this call; its log says why"
 
 STANDBY: Final = "this gpupack scheduler is not the leader; the leader answers"
 

@@ -14,7 +14,8 @@ from pytest_mock import MockerFixture
 
 from allocator.names import NODE_HOLDS, POD_ASSIGNED, QUEUE_GATE
 from allocator.policies import CARD_POLICIES
-from scheduler_plugin.extender.server import FAULT, MAX_BODY
+from scheduler_plugin.errors import FAULT
+from scheduler_plugin.extender.server import MAX_BODY
 from scheduler_plugin.extender.stale_refusals import WatchActivity
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, node_object, pod_object, uuid

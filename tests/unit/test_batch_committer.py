@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from scheduler_plugin.binding.batch_protocol import (
     decode_commit_reply,
     encode,
 )
-from scheduler_plugin.errors import ProtocolError
+from scheduler_plugin.errors import FAULT, ProtocolError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.batch_world import BatchWorld, T, raising
 from tests.binding_world import Leader
@@ -267,6 +268,28 @@ async def test_a_binding_refused_for_a_patch_is_not_sent_again_where_a_first_one
     assert result.outcome is CommitOutcome.REFUSED
     assert len(world.api.sent) == 1
     assert world.assumed() == 0
+
+
+async def test_a_pod_at_which_our_code_fails_is_refused_and_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = BatchWorld()
+    for name in "pqr":
+        world.pod(name, 8)
+    find_rejection = world.checks.find_rejection
+
+    def fail(uid: str, *args: Any, **more: Any) -> str:
+        if uid == "uid-q":
+            raise ZeroDivisionError
+        return find_rejection(uid, *args, **more)
+
+    monkeypatch.setattr(world.checks, "find_rejection", fail)
+    gang = [world.candidates("p", "n"), world.candidates("q", "n")]
+    results = await world.commit(gang, [world.candidates("r", "n")])
+    assert [result.outcome.value for result in results] == ["refused", "refused", "bound"]
+    assert results[0].why == f"pod q of its gang: {FAULT}"
+    monkeypatch.undo()
+    assert {result.outcome for result in await world.commit(gang)} == {CommitOutcome.BOUND}
 
 
 async def test_who_ends_sends_no_further_binding() -> None:
