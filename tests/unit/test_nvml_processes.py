@@ -28,6 +28,16 @@ def test_processes_of_all_lists_once_each(driver: Driver, gpus: NvmlGpus) -> Non
     assert gpus.sample()[1].processes == ()
 
 
+def test_what_one_list_tells_of_a_process_stands_whatever_another_leaves_out(
+    driver: Driver, gpus: NvmlGpus
+) -> None:
+    card = driver.cards[0]
+    card.compute = [process(10, None), process(20, 5)]
+    card.graphics = [process(10, 5), process(20, None)]
+    gpus.open()
+    assert gpus.sample()[0].processes == (GpuProcess(10, 5, 0), GpuProcess(20, 5, 0))
+
+
 def test_processes_tell_how_busy_they_kept_the_card_since_the_last_measurement(
     driver: Driver, gpus: NvmlGpus
 ) -> None:

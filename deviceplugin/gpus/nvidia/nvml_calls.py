@@ -205,7 +205,7 @@ def list_processes(handle: Any) -> tuple[GpuProcess, ...] | None:
     compute = _process_list(handle, "Compute")
     if compute is None:
         return None
-    used: dict[int, int | None] = {}
+    told_mib: dict[int, list[int]] = {}
     for entry in (
         *compute,
         *(_process_list(handle, "Graphics") or ()),
@@ -213,10 +213,10 @@ def list_processes(handle: Any) -> tuple[GpuProcess, ...] | None:
     ):
         if entry.pid == 0:
             return None
-        mib = None if entry.usedGpuMemory is None else -(-entry.usedGpuMemory // MIB)
-        known = used.get(entry.pid)
-        used[entry.pid] = mib if known is None or mib is None else max(known, mib)
-    return tuple(GpuProcess(pid, mib) for pid, mib in sorted(used.items()))
+        told = told_mib.setdefault(entry.pid, [])
+        if entry.usedGpuMemory is not None:
+            told.append(-(-entry.usedGpuMemory // MIB))
+    return tuple(GpuProcess(pid, max(told, default=None)) for pid, told in sorted(told_mib.items()))
 
 
 def read_process_compute(handle: Any, since_us: int) -> tuple[Mapping[int, int], int]:
