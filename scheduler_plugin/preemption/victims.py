@@ -269,17 +269,26 @@ def _add_freed(one: CardAmounts, other: CardAmounts, need: CardAmounts) -> CardA
 def _find_smallest_sum(
     room: NodeUnderPreemption, pods: Sequence[tuple[CardAmounts, PodRecord]], need: CardAmounts
 ) -> list[PodRecord] | None:
-    """Find the pods of one card with the smallest sum of priorities that free what is needed."""
+    """Find the pods of one card with the smallest sum of priorities that free what is needed.
+
+    The pods of a gang go together here: with one of them the gang is lost.
+    """
     if need == _NOTHING:
         return []
+    gangs: dict[str, list[PodRecord]] = {}
+    freed: dict[str, CardAmounts] = {}
+    for amounts, pod in pods:
+        first = min(member.uid for member in room.list_gang(pod))
+        gangs.setdefault(first, []).append(pod)
+        freed[first] = _add_freed(freed.get(first, _NOTHING), amounts, need)
     best: Mapping[CardAmounts, tuple[int, tuple[PodRecord, ...]]] = {_NOTHING: (0, ())}
-    for freed, pod in pods:
+    for first, victims in gangs.items():
+        lost = sum(pod.priority + LIFT for pod in room.list_lost(victims))
         grown = dict(best)
         for before, (total, chosen) in best.items():
-            lost = sum(member.priority + LIFT for member in room.list_gang(pod))
-            reached, raised = _add_freed(before, freed, need), total + lost
+            reached, raised = _add_freed(before, freed[first], need), total + lost
             if reached not in grown or raised < grown[reached][0]:
-                grown[reached] = (raised, (*chosen, pod))
+                grown[reached] = (raised, (*chosen, *victims))
         best = grown
         if len(best) > MAX_SUMS:
             return [pod for _, pod in pods]

@@ -232,6 +232,15 @@ def test_a_victim_of_a_pod_group_counts_with_all_of_it_if_that_is_a_gang(
     assert names(plan(world)) == expected
 
 
+def test_a_gang_is_lost_once_however_many_of_its_pods_go(world: PreemptionWorld) -> None:
+    """Two pods of a gang that has no other, in place of three that are in none."""
+    world.node("n", (16,), c=(0, 4, 1), d=(0, 2, 1), e=(0, 2, 1))
+    for name in "ab":
+        world.run("n", name, 0, 4, 1, **in_gang())
+    world.publish("n")
+    assert names(plan(world)) == {"a", "b"}
+
+
 def test_of_equal_gangs_the_one_goes_whose_oldest_pod_started_last(world: PreemptionWorld) -> None:
     """Of the two pods here, a started last: it joined its gang late."""
     world.node("n", (8,))
