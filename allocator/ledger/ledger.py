@@ -365,7 +365,7 @@ class Ledger:
         return any(not account.is_live for account in self._accounts.pods.values())
 
     def has_live_pod(self, uid: str) -> bool:
-        """Tell whether a pod that asks for cards is known, and neither gone nor ended."""
+        """Tell whether a pod with cards is known, by the kubelet's UID, and neither gone nor ended."""
         account = self._accounts.pods.get(uid)
         return account is not None and account.is_live
 

@@ -151,7 +151,7 @@ class OwnPods:
             self._advance(resource_version)
             return
         # The ledger may have it already, and the words not yet: gains are published a moment later.
-        waited_for = ledger.has_live_pod(uid) and not self._holds_pod(uid)
+        waited_for = ledger.has_live_pod(item.runtime_uid) and not self._holds_pod(uid)
         if kind == "DELETED":
             self._claims.pop(item.runtime_uid, None)
             self.pods_by_uid.pop(uid, None)

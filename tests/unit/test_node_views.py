@@ -147,11 +147,12 @@ def test_the_living_are_all_pods_that_have_not_ended_as_the_kubelet_knows_them()
     assert view.living_uids == {"c"}
 
 
-def test_a_pod_that_vanishes_unheld_is_owed():
+@pytest.mark.parametrize("static", [{}, {MIRROR_ANNOTATION: "hash"}])
+def test_a_pod_that_vanishes_unheld_is_owed(static):
     of = account()
     view = pods(of)
-    view.replace([pod("a", 4), pod("b", 5)], "7")
-    view.event("DELETED", pod("a", 9), "9")
+    view.replace([pod("a", 4, **static), pod("b", 5)], "7")
+    view.event("DELETED", pod("a", 9, **static), "9")
     assert view.owed_version == 9
     view.event("MODIFIED", pod("b", 11, phase="Failed"), "11")
     assert view.owed_version == 11
