@@ -149,21 +149,11 @@ class Prover:
             return
         told = "used has reserved in it" if info.counts_reserved else "used is without reserved"
         self._say(what, "measured", f"{told}: {numbers} MiB")
-        if self._who_uses() is None and not self._sample().keeps_pages:
+        sample = self._sample()
+        if _describe_use(sample) is None and not sample.keeps_pages:
             alone_mib = -(-info.used_by_processes // MIB)
             empty = alone_mib <= IDLE_MIB
             self._record_result("an idle card is empty", empty, f"{alone_mib} MiB in use", "100 % of it fits")
-
-    def _who_uses(self) -> str | None:
-        sample = self._sample()
-        if sample.error is not None:
-            return sample.error
-        if sample.processes is None:
-            return "the driver does not tell who uses the card; it does in the host's pid namespace"
-        if sample.processes:
-            return f"{len(sample.processes)} processes use the card"
-        is_used = sample.used_mib > IDLE_MIB and not sample.keeps_pages
-        return f"{sample.used_mib} MiB of the card are used" if is_used else None
 
     def _say_instance(self, card: GpuCard) -> None:
         self._say("limits", "unproven", "a MIG instance", "the driver holds none; its size is its limit")
@@ -179,7 +169,7 @@ class Prover:
         """Try limits on a whole card, unless something is in the way."""
         what = "limits"
         with self._step(what):
-            user = None if self._options.busy else self._who_uses()
+            user = None if self._options.busy else _describe_use(self._sample())
             limits, root = self._source.limits, self._options.cgroup_root
             support = None if limits is None or user is not None else limits.support(card.uuid)
             if user is not None:
@@ -311,12 +301,10 @@ class Prover:
             self._say(what, "unproven", "MIG mode is off", "on an empty card: nvidia-smi -mig 1")
             return
         ours = {card.uuid for card in self._source.cards() if card.parent == uuid}
-        samples = [each for each in self._source.sample() if each.uuid in ours]
-        is_used = any(
-            each.processes != () or (each.used_mib > IDLE_MIB and not each.keeps_pages) for each in samples
-        )
-        if is_used and not self._options.busy:
-            self._say(what, "unproven", "an instance is in use, or that is not told", BUSY)
+        uses = [_describe_use(sample) for sample in self._source.sample() if sample.uuid in ours]
+        use = next(filter(None, uses), None)
+        if use is not None and not self._options.busy:
+            self._say(what, "unproven", use, BUSY)
             return
         undo = UndoStack()
         try:
@@ -329,6 +317,18 @@ class Prover:
                 self._record_result(what, bool(new), found, "followed without a restart")
         finally:
             self._say_undone(undo)
+
+
+def _describe_use(sample: GpuSample) -> str | None:
+    """Say who uses a card or an instance, or that this is not told; None if nobody does."""
+    if sample.error is not None:
+        return sample.error
+    if sample.processes is None:
+        return "the driver does not tell who uses the card; it does in the host's pid namespace"
+    if sample.processes:
+        return f"{len(sample.processes)} processes use the card"
+    is_used = sample.used_mib > IDLE_MIB and not sample.keeps_pages
+    return f"{sample.used_mib} MiB of the card are used" if is_used else None
 
 
 def fill(allocate: Callable[[int], bool], most_mib: int) -> int:

@@ -227,7 +227,7 @@ def test_instances_are_read_and_one_comes_and_goes_where_that_is_asked_for(root:
     [
         (None, 0, "MIG mode is off"),
         (["7g.80gb"], 0, "have no room"),
-        (["3g.40gb"], 900, f"an instance is in use, or that is not told | {BUSY}"),
+        (["3g.40gb"], 900, f"900 MiB of the card are used | {BUSY}"),
     ],
 )
 def test_an_instance_that_cannot_be_created(
