@@ -74,10 +74,7 @@ class _EmbeddedCgroups:
 class _NoProcesses:
     """Simulated cards run no processes of this machine."""
 
-    def place(self, pid: int) -> ProcessPlace | None:
-        """Return None: no process runs here."""
-
-    def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
+    def find_places(self, pids: Iterable[int]) -> Mapping[int, ProcessPlace | None]:
         return dict.fromkeys(pids)
 
 

@@ -9,7 +9,7 @@ any parent. Pids are those of the host, so the daemon needs the host's pid names
 import errno
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -71,18 +71,14 @@ def find_process_place(cgroup_text: str) -> ProcessPlace | None:
 
 
 class ProcessOwners:
-    """Looks up the pods of processes; one that ended and is still asked about keeps the owner it had."""
+    """Looks up where processes run; one that ended and is still asked about keeps the place it had."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._last: dict[int, ProcessPlace | None] = {}
 
-    def place(self, pid: int) -> ProcessPlace | None:
-        """Return where one of the processes that were asked about last runs; None for one of no pod."""
-        return self._last.get(pid)
-
-    def owners(self, pids: Iterable[int]) -> dict[int, str | None]:
-        """Return the UID of each process's pod, None if it has none; unknown pids are left out."""
+    def find_places(self, pids: Iterable[int]) -> Mapping[int, ProcessPlace | None]:
+        """Find pod and container of each process, None if it is of no pod; unknown pids are left out."""
         places: dict[int, ProcessPlace | None] = {}
         for pid in pids:
             try:
@@ -93,7 +89,7 @@ class ProcessOwners:
             else:
                 places[pid] = find_process_place(text)
         self._last = places
-        return {pid: place.uid if place is not None else None for pid, place in places.items()}
+        return places
 
 
 class PodCgroups:

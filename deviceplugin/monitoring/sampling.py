@@ -40,13 +40,9 @@ CardListHandler = Callable[[Sequence[GpuCard], Callable[[str], bool]], None]
 
 
 class ProcessOwnerLookup(Protocol):
-    """Finds the pod of a process, as `cgroups.ProcessOwners` does. Blocking."""
+    """Finds the pods of processes, as `cgroups.ProcessOwners` does. Blocking."""
 
-    def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
-        """Return the UID of each process's pod, None if it has none."""
-
-    def place(self, pid: int) -> ProcessPlace | None:
-        """Return pod and container of one of the processes that were asked about last."""
+    def find_places(self, pids: Iterable[int]) -> Mapping[int, ProcessPlace | None]: ...
 
 
 class CardSampler:
@@ -170,7 +166,7 @@ class CardSampler:
             self._take_out_unmeasured(str(error))
             return
         pids = {process.pid for sample in samples for process in sample.processes or ()}
-        owners = await asyncio.to_thread(self._owners.owners, pids)
+        places = await asyncio.to_thread(self._owners.find_places, pids)
         self._measured_s = self._account.now_s()
         self.driver.record_answer()
         self.health.restore_measured(samples)
@@ -180,7 +176,8 @@ class CardSampler:
         known = {card.uuid for card in self._account.ledger.installed}
         samples = [sample for sample in samples if sample.uuid in known]
         self.samples, self.sampled_s = samples, began_s
-        self.places = {pid: self._owners.place(pid) for pid in owners}
+        self.places = places
+        owners = {pid: place.uid if place is not None else None for pid, place in places.items()}
         self._apply_samples(samples, owners, _larger(before, self._promises()))
         self.memory_errors = {sample.uuid: sample.memory_errors for sample in samples}
         self.telemetry.add(gpus, samples)

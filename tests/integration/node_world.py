@@ -69,10 +69,7 @@ class KubeletCgroups:
     def probe(self, uids: Collection[str]) -> CgroupProbe:
         return CgroupProbe(frozenset(uids) & self.kubelet.running_pods())
 
-    def place(self, pid: int) -> ProcessPlace | None:
-        """Return None: nobody runs here."""
-
-    def owners(self, pids: Collection[int]) -> Mapping[int, str | None]:
+    def find_places(self, pids: Collection[int]) -> Mapping[int, ProcessPlace | None]:
         return dict.fromkeys(pids)
 
 

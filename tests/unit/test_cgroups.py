@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.host.cgroups import CgroupProbe, PodCgroups, ProcessOwners, find_process_place
+from deviceplugin.host.cgroups import CgroupProbe, PodCgroups, ProcessOwners, ProcessPlace, find_process_place
 
 UID = "0f3c6a52-1b2d-4c3e-9f00-aabbccddeeff"
 SLICE = UID.replace("-", "_")
@@ -67,27 +67,27 @@ def test_owners_of_processes(tmp_path: Path) -> None:
     process(tmp_path, 1, f"0::/kubepods/pod{UID}/a")
     process(tmp_path, 2, "0::/user.slice")
     lookup = ProcessOwners(tmp_path)
-    assert lookup.owners([1, 2, 3]) == {1: UID, 2: None}
-    assert lookup.owners([]) == {}
+    assert lookup.find_places([1, 2, 3]) == {1: ProcessPlace(UID, ""), 2: None}
+    assert lookup.find_places([]) == {}
 
 
 def test_a_process_that_ended_keeps_its_owner_while_the_driver_lists_it(tmp_path: Path) -> None:
     process(tmp_path, 1, f"0::/kubepods/pod{UID}/a")
     lookup = ProcessOwners(tmp_path)
-    lookup.owners([1])
+    lookup.find_places([1])
     (tmp_path / "1" / "cgroup").unlink()
-    assert lookup.owners([1]) == {1: UID}
-    assert lookup.owners([1]) == {1: UID}
-    assert lookup.owners([]) == {}
-    assert lookup.owners([1]) == {}
+    assert lookup.find_places([1]) == {1: ProcessPlace(UID, "")}
+    assert lookup.find_places([1]) == {1: ProcessPlace(UID, "")}
+    assert lookup.find_places([]) == {}
+    assert lookup.find_places([1]) == {}
 
 
 def test_a_pid_that_is_used_again_gets_its_new_owner(tmp_path: Path) -> None:
     process(tmp_path, 1, f"0::/kubepods/pod{UID}/a")
     lookup = ProcessOwners(tmp_path)
-    lookup.owners([1])
+    lookup.find_places([1])
     (tmp_path / "1" / "cgroup").write_text(f"0::/kubepods/pod{OTHER}/a")
-    assert lookup.owners([1]) == {1: OTHER}
+    assert lookup.find_places([1]) == {1: ProcessPlace(OTHER, "")}
 
 
 def container(root: Path, path: str, procs: str | None = "42\n", events: str | None = None) -> Path:

@@ -90,8 +90,9 @@ class World:
             account,
             self.source,
             SimpleNamespace(
-                owners=lambda pids: {pid: "pod" if pid == 1 else None for pid in pids if pid != 404},
-                place=lambda pid: ProcessPlace("pod", "") if pid == 1 else None,
+                find_places=lambda pids: {
+                    pid: ProcessPlace("pod", "") if pid == 1 else None for pid in pids if pid != 404
+                },
             ),
             CardDriver(
                 account, self.source, notices, DriverThread("gpu-driver"), is_unused=lambda: not self.needed
