@@ -87,7 +87,7 @@ class Enforcer:
         self._logged: dict[str, str] = {}
         self._unnamed: dict[str, str] = {}
         self._workers: PerCardWorkers | None = None
-        self._wake = asyncio.Event()
+        self._passes = Stepper(self._pass)
         self._dirty: set[str] = set()
         self._account_changed = True
         self._rescans = Stepper(self._rescan_again)
@@ -117,22 +117,16 @@ class Enforcer:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._rescans.run())
                 group.create_task(self._check_limits_repeatedly())
-                group.create_task(self._passes())
+                group.create_task(self._passes.run())
         finally:
             self._watch.close()
             await self._workers.stop()
-
-    async def _passes(self) -> None:
-        while True:
-            self._wake.clear()
-            self._pass()
-            await self._wake.wait()
 
     # What happened; all of it only wakes the loop.
 
     def _on_account(self) -> None:
         self._account_changed = True
-        self._wake.set()
+        self._passes.wake()
 
     def _on_folder(self, folder: Path, name: str) -> None:
         if folder == self._logs:
@@ -148,7 +142,7 @@ class Enforcer:
             self._dirty.update({uid} if uid else ())
         elif folder in self._uids:
             self._dirty.add(self._uids[folder])
-        self._wake.set()
+        self._passes.wake()
 
     def _on_log(self, name: str) -> None:
         entry = parse_log_name(name)
@@ -170,11 +164,11 @@ class Enforcer:
         found = dict(entry for path in links if (entry := parse_log_name(path.name)) is not None)
         before, self._logged = self._logged, found
         self._dirty |= {self._unnamed[each] for each in found.keys() - before.keys() & self._unnamed.keys()}
-        self._wake.set()
+        self._passes.wake()
 
     # One look.
 
-    def _pass(self) -> None:
+    async def _pass(self) -> None:
         changed, self._account_changed = self._account_changed, False
         dirty, self._dirty = self._dirty, set()
         if changed:
@@ -216,7 +210,7 @@ class Enforcer:
         for uid, pod in self._pods.items():
             if pod.folder is None or (uid in found and pod.cgroups != found[uid]):
                 self._dirty.add(uid)
-        self._wake.set()
+        self._passes.wake()
         if unread is not None:
             raise unread
         if self._unnamed:
@@ -343,7 +337,7 @@ class Enforcer:
         elif outcome.fault == "gone":
             limit.outcome = before
             self._dirty.add(limit.uid)
-            self._wake.set()
+            self._passes.wake()
         else:
             self._not_held(limit, before, outcome)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -18,6 +17,7 @@ from deviceplugin.monitoring.card_health import CardHealth
 from deviceplugin.monitoring.telemetry import TelemetryHistory
 from deviceplugin.monitoring.unaccounted_use import PublishedUnits, UnaccountedUse, measure_unaccounted_use
 from deviceplugin.node_events import NodeEvents, make_silent_events
+from kubeapi.stepper import Stepper
 
 log = structlog.get_logger(__name__)
 
@@ -87,7 +87,7 @@ class CardSampler:
         self._every_s = every_s
         self._unmeasured_s = UNMEASURED_S
         self._news = DriverThread("gpu-news")
-        self._wake = asyncio.Event()
+        self._stepper = Stepper(self._step)
         self._measured_s = account.now_s()
         self.samples: Sequence[GpuSample] = ()
         self.sampled_s = float("-inf")
@@ -101,7 +101,7 @@ class CardSampler:
 
     def _on_account(self) -> None:
         if self.driver.is_needed_again:
-            self._wake.set()
+            self._stepper.wake()
 
     @property
     def residue_mib(self) -> dict[str, int]:
@@ -128,13 +128,12 @@ class CardSampler:
             DriverGoneError: the driver does not come back to this process.
             DeviceListError: the cards have changed, and no kubelet could take their devices.
         """
-        while True:
-            self._wake.clear()
-            await self._once()
-            await asyncio.sleep(min(SOON_S, self._every_s))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, self._every_s - SOON_S)):
-                    await self._wake.wait()
+        await self._stepper.run()
+
+    async def _step(self) -> float:
+        await self._once()
+        await asyncio.sleep(min(SOON_S, self._every_s))
+        return max(0.0, self._every_s - SOON_S)
 
     async def follow_events(self) -> None:
         try:
@@ -143,7 +142,7 @@ class CardSampler:
                 for event in events:
                     self.health.count_fault(event)
                 self.health.apply_events(events)
-                self._wake.set()
+                self._stepper.wake()
                 await asyncio.sleep(EVENT_GAP_S)
         finally:
             self._news.end()
