@@ -11,11 +11,9 @@ from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.placing import score_nodes
 from scheduler_plugin.scheduling.policies import make_policy
 from scheduler_plugin.scheduling.policies.best_fit import SKIPPED, BestFit, BestFitSettings
+from scheduler_plugin.scheduling.policies.fractions import CPU, GPU, MEMORY
 from scheduler_plugin.scheduling.policies.registry import CardDemand
 from scheduler_plugin.scheduling.policies.remaining import (
-    CPU,
-    GPU,
-    MEMORY,
     NO_SET,
     compute_tighter,
     compute_tightest,

@@ -16,7 +16,7 @@ over arrays.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
@@ -25,14 +25,11 @@ from kubeapi.bounded import BoundedDict
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, LongArray, RowArray
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies.buckets import Buckets, BucketSearchResult, Fallback, find_in_arrays
-from scheduler_plugin.scheduling.policies.fractions import DECIMALS
+from scheduler_plugin.scheduling.policies.fractions import CLASSES, CPU, DECIMALS, GPU, MEMORY, list_columns
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from scheduler_plugin.scheduling.policies.remaining import (
-    CLASSES,
-    CPU,
-    GPU,
-    MEMORY,
     NO_SET,
+    ORDER,
     ClassSearch,
     compute_host_left,
     find_search,
@@ -55,8 +52,10 @@ SKIPPED: Final = 63
 
 _REMEMBERED: Final = 1024
 
-Mode = Literal["pick", "candidates"]
+Mode = Literal["candidates", "pick"]
 Outermost = Literal["open", "closed"]
+
+_CHOICES: Final = {"mode": get_args(Mode), "fallback": get_args(Fallback), "outermost": get_args(Outermost)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class BestFitSettings:
     bounds: dict[str, tuple[int, ...]] = field(default_factory=dict)
     fallback: Fallback = "closest"
     outermost: Outermost = "open"
-    order: tuple[str, ...] = CLASSES
+    order: tuple[str, ...] = ORDER
 
     def __post_init__(self) -> None:
         """Check everything.
@@ -287,11 +286,7 @@ class BestFit:
 def _others(view: ClusterView, rows: RowArray) -> FloatArray:
     """Ties of whole amounts: the mean share of everything that is free, below 1."""
     share: FloatArray = np.zeros(len(rows), dtype=np.float64)
-    for capacity, used in (
-        (view.cpu_capacity, view.cpu_used),
-        (view.memory_capacity, view.memory_used),
-        (view.gpu_capacity, view.gpu_used),
-    ):
+    for capacity, used in list_columns(view, ()):
         # At most 3 / 3.1 together.
         share += (capacity - used)[rows] / (3.1 * max(1, int(capacity.max())))
     np.maximum(share, 0.0, out=share)
@@ -308,48 +303,22 @@ def make(parameters: Parameters) -> BestFit:
     Raises:
         PolicyError: a value that is not allowed.
     """
-    mode, fallback, outermost, buckets = "candidates", "closest", "open", 32
-    numbers: dict[str, int] = {}
-    order: tuple[str, ...] = CLASSES
-    widths: dict[str, int] = {}
-    bounds: dict[str, tuple[int, ...]] = {}
+    settings: dict[str, Any] = {"widths": {}, "bounds": {}}
     for key, text in parameters.items():
         kind, _, name = key.partition("-")
-        if key == "mode":
-            mode = _choice(key, text, ("candidates", "pick"))
-        elif key == "fallback":
-            fallback = _choice(key, text, ("closest", "largest"))
-        elif key == "outermost":
-            outermost = _choice(key, text, ("open", "closed"))
-        elif key == "buckets":
-            buckets = _whole(key, text)
-        elif key in {"limit", "lower"}:
-            numbers[key] = _whole(key, text)
+        if key in _CHOICES:
+            if text not in _CHOICES[key]:
+                raise PolicyError(f"{NAME}: {key} is {text!r}; allowed: {', '.join(_CHOICES[key])}")
+            settings[key] = text
+        elif key in {"buckets", "limit", "lower"}:
+            settings[key] = _whole(key, text)
         elif key == "order":
-            order = tuple(part.strip() for part in text.split(","))
+            settings[key] = tuple(part.strip() for part in text.split(","))
         elif kind == "width":
-            widths[name] = _whole(key, text)
+            settings["widths"][name] = _whole(key, text)
         elif kind == "bounds":
-            bounds[name] = tuple(_whole(key, part) for part in text.split(","))
-    return BestFit(
-        BestFitSettings(
-            cast("Mode", mode),
-            buckets,
-            numbers.get("limit"),
-            numbers.get("lower"),
-            widths,
-            bounds,
-            cast("Fallback", fallback),
-            cast("Outermost", outermost),
-            order,
-        )
-    )
-
-
-def _choice(key: str, text: str, allowed: Sequence[str]) -> str:
-    if text not in allowed:
-        raise PolicyError(f"{NAME}: {key} is {text!r}; allowed: {', '.join(allowed)}")
-    return text
+            settings["bounds"][name] = tuple(_whole(key, part) for part in text.split(","))
+    return BestFit(BestFitSettings(**settings))
 
 
 def _whole(key: str, text: str) -> int:
@@ -365,7 +334,7 @@ def _class(name: str) -> str:
 
 
 def _listed() -> str:
-    return ", ".join(CLASSES)
+    return ", ".join(ORDER)
 
 
 POLICY: Final = Entry(
@@ -374,6 +343,6 @@ POLICY: Final = Entry(
     "the node whose card, or cpu or memory, is left with the least",
     (
         *("mode", "buckets", "limit", "lower", "fallback", "outermost", "order"),
-        *(f"{kind}-{name}" for kind in ("width", "bounds") for name in CLASSES),
+        *(f"{kind}-{name}" for kind in ("width", "bounds") for name in ORDER),
     ),
 )

@@ -22,7 +22,10 @@ DECIMALS: Final = 12
 
 _FEW: Final = 8
 
-CLASSES: Final = ("cpu", "memory", "gpu-memory")
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
+GPU: Final = "gpu-memory"
+CLASSES: Final = (CPU, MEMORY, GPU)
 """Classes that every node has; further resources come after them."""
 
 _RESOURCE: Final = re.compile(

@@ -11,12 +11,11 @@ from typing import Final
 import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, IntArray, LongArray, RowArray
+from scheduler_plugin.scheduling.policies.fractions import CLASSES, CPU, GPU, MEMORY, list_asked, list_columns
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
-GPU: Final = "gpu-memory"
-CPU: Final = "cpu"
-MEMORY: Final = "memory"
-CLASSES: Final = (GPU, CPU, MEMORY)
+ORDER: Final = (GPU, CPU, MEMORY)
+"""Which class dominates among equals."""
 
 NO_SET: Final = np.int64(1) << 62
 """Remaining amount of a node without such a set."""
@@ -118,11 +117,9 @@ class ClassSearch:
 
 def find_search(view: ClusterView, ask: PolicyRequest, order: Sequence[str]) -> ClassSearch:
     """Find the dominant class, and what to search for in it."""
-    asked = {GPU: ask.gpu_units, CPU: ask.cpu_milli, MEMORY: ask.memory_bytes}
+    asked = dict(zip(CLASSES, list_asked(ask, ()), strict=True))
     totals = {
-        GPU: int(view.gpu_capacity.sum()),
-        CPU: int(view.cpu_capacity.sum()),
-        MEMORY: int(view.memory_capacity.sum()),
+        name: int(capacity.sum()) for name, (capacity, _) in zip(CLASSES, list_columns(view, ()), strict=True)
     }
     name = find_dominant_class(asked, totals, order)
     if name != GPU:
@@ -131,7 +128,7 @@ def find_search(view: ClusterView, ask: PolicyRequest, order: Sequence[str]) -> 
     return ClassSearch(name, demand, demand.units * demand.cards, totals[name])
 
 
-def find_dominant_class(asked: dict[str, int], totals: dict[str, int], order: Sequence[str] = CLASSES) -> str:
+def find_dominant_class(asked: dict[str, int], totals: dict[str, int], order: Sequence[str] = ORDER) -> str:
     """Find the class of which a request takes the largest share of the totals; ties go by `order`."""
     best = order[0]
     for name in order:
@@ -157,6 +154,5 @@ def iterate_card_sets(free: list[int], cards: int) -> Iterator[tuple[int, int]]:
 
 def compute_host_left(view: ClusterView, name: str, rows: RowArray) -> LongArray:
     """Compute what rows have left of cpu or memory: int64[m]."""
-    if name == CPU:
-        return (view.cpu_capacity - view.cpu_used)[rows]
-    return (view.memory_capacity - view.memory_used)[rows]
+    capacity, used = list_columns(view, ())[CLASSES.index(name)]
+    return (capacity - used)[rows]

@@ -33,6 +33,7 @@ from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies.fractions import (
     CLASSES,
     DECIMALS,
+    GPU,
     Fractions,
     add_classes,
     list_asked,
@@ -317,13 +318,13 @@ def _short_classes(
 def _shortages(view: ClusterView, ask: PolicyRequest, others: Sequence[str], rows: RowArray) -> BoolArray:
     """Find the classes that are short on nodes: bool[k, n]."""
     columns, asked = list_columns(view, others), list_asked(ask, others)
-    asked[CLASSES.index("gpu-memory")] = 0
+    asked[CLASSES.index(GPU)] = 0
     short = np.zeros((len(columns), len(rows)), dtype=np.bool_)
     for at, (amount, (capacity, used)) in enumerate(zip(asked, columns, strict=True)):
         # Of what a pod does not ask for it is never short, as kube-scheduler has it.
         if amount:
             short[at] = capacity[rows] - used[rows] < amount
-    gpu = short[CLASSES.index("gpu-memory")]
+    gpu = short[CLASSES.index(GPU)]
     for units, cards, _ in ask.demands:
         if ask.admits is None and cards <= view.free_order.shape[0]:
             gpu |= view.free_order[cards - 1][rows] < units
