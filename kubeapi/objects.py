@@ -137,11 +137,6 @@ class Condition(KubeStruct):
     def is_true(self) -> bool:
         return self.status == "True"
 
-    @property
-    def changed_at(self) -> float:
-        """When its status changed last, seconds since the epoch; 0 if it does not say."""
-        return parse_time(self.last_transition_time) or 0.0
-
 
 class ConditionedStatus(KubeStruct):
     conditions: list[Condition] | None = None

@@ -99,18 +99,17 @@ def test_what_a_pod_says_of_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("condition", "unschedulable", "changed_at"),
+    ("condition", "unschedulable"),
     [
-        ({"status": "False", "reason": "Unschedulable"}, True, 0.0),
-        ({"status": "False", "reason": "SchedulingGated"}, False, 0.0),
-        ({"status": "True", "reason": "Unschedulable"}, False, 0.0),
-        ({"status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}, False, 1767225600.0),
+        ({"status": "False", "reason": "Unschedulable"}, True),
+        ({"status": "False", "reason": "SchedulingGated"}, False),
+        ({"status": "True", "reason": "Unschedulable"}, False),
     ],
 )
-def test_a_pod_is_unschedulable(condition, unschedulable, changed_at) -> None:
+def test_a_pod_is_unschedulable(condition, unschedulable) -> None:
     found = scheduled(**condition)
     assert found.status.scheduled is not None
-    assert (found.status.is_unschedulable, found.status.scheduled.changed_at) == (unschedulable, changed_at)
+    assert found.status.is_unschedulable is unschedulable
     assert found.status.scheduled.is_true is (condition["status"] == "True")
 
 

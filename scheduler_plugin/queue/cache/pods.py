@@ -18,12 +18,7 @@ from allocator.names import (
     QUEUE_GATE,
     QUEUE_NAME,
 )
-from kubeapi.objects import (
-    Condition,
-    OwnerReference,
-    Pod,
-    PodStatus,
-)
+from kubeapi.objects import OwnerReference, Pod, PodStatus
 from scheduler_plugin.cache.gang_names import read_gang_name, read_group_label
 from scheduler_plugin.cache.pod_groups import PodGroups, find_coscheduling_key
 from scheduler_plugin.cache.pods import is_requeued
@@ -65,7 +60,6 @@ class PodQueueInfo:
         grace_s: Seconds that it may take to end, once it is being deleted.
         unschedulable: When and why kube-scheduler found no node for it, in its words; empty if it said
             nothing, or only that the pod is requeued.
-        scheduled: When it was bound, seconds since 1970; 0 before.
         affinity: How much of `spec.affinity` it has, see `Affinities`.
         pinned_nodes: Nodes that an admission has named; it may run on no other.
         fault: What is wrong with it, in words, empty for nothing.
@@ -91,7 +85,6 @@ class PodQueueInfo:
     ending: bool
     grace_s: float
     unschedulable: str
-    scheduled: float
     affinity: "Affinities"
     pinned_nodes: tuple[str, ...]
     annotated: bool
@@ -108,7 +101,6 @@ def read_queue_info(pod: Pod, groups: PodGroups[Pod] | None = None) -> PodQueueI
     gates = pod.gates
     requeued = is_requeued(pod)
     is_batch = pod.spec.scheduler_name == BATCH_SCHEDULER and not gates
-    condition = pod.status.scheduled or Condition()
     gang, size, fault = read_gang(pod, groups)
     job, wrong = _read_name(annotations, POD_JOB)
     stage_size, wrong_size = _read_first_stage_size(annotations, job)
@@ -139,7 +131,6 @@ def read_queue_info(pod: Pod, groups: PodGroups[Pod] | None = None) -> PodQueueI
         ending=meta.is_terminating,
         grace_s=float(meta.deletion_grace_period_seconds or 0),
         unschedulable=_read_unschedulable(pod.status),
-        scheduled=condition.changed_at if condition.is_true else 0.0,
         affinity=_read_affinities(pod),
         pinned_nodes=list_pinned_nodes(pod.spec.node_terms) if POD_PLANNED in annotations else (),
         annotated=bool(meta.annotations),
