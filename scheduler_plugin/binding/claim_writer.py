@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
@@ -67,7 +68,8 @@ class ClaimWriter:
         self._timeout_s = timeout_s
         self._is_pending = is_pending
         self._sleep = sleep
-        self._locks: dict[str, asyncio.Lock] = {}
+        # A lock is the same one as long as somebody has it or waits for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._releasing: set[asyncio.Task[None]] = set()
 
     async def write(self, claim: BoundPodClaim, resource_version: str) -> str:
@@ -192,13 +194,7 @@ class ClaimWriter:
             log.info("claim of an unbound pod deallocated", claim=name)
 
     def _lock(self, pod_uid: str) -> asyncio.Lock:
-        """Return the lock of a pod; unused locks are dropped now and then."""
-        if len(self._locks) > _MOST_LOCKS:
-            self._locks = {uid: lock for uid, lock in self._locks.items() if lock.locked()}
         return self._locks.setdefault(pod_uid, asyncio.Lock())
-
-
-_MOST_LOCKS: Final = 1024
 
 
 def _read(found: dict[str, Any]) -> ClaimObject:

@@ -443,3 +443,16 @@ async def test_a_claim_that_was_written_too_late_is_followed_by_no_binding() -> 
     assert "binding" not in api.writes
     assert api.allocated == []
     assert int(world.state.nodes.assumed.sum()) == 0
+
+
+async def test_who_waits_for_a_pods_turn_keeps_others_from_having_one_of_their_own() -> None:
+    """However many pods came meanwhile, also between the end of one turn and the begin of the next."""
+    claims = World(Claims()).claims
+    first = claims._lock("uid-p")
+    async with first:
+        waiting = asyncio.create_task(first.acquire())
+        await asyncio.sleep(0)
+    for number in range(2000):
+        claims._lock(f"uid-{number}")
+    assert claims._lock("uid-p") is first
+    await waiting
