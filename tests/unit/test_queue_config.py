@@ -84,13 +84,13 @@ def test_faults_of_the_document_hide_none_of_its_parts() -> None:
             """mode: bach
 queues: [{name: a, lendingLimit: 1}, {name: a}]
 cohorts: [{name: x, parent: y}]
-slots: {localName: x, freeName: x}""",
+slots: {per: node, free: {shareOfCards: 50}}""",
             [
                 "mode: 'bach'; allowed: batch, gate",
                 "queues.name: a stands twice; allowed: once",
                 "queues[0].lendingLimit: 1; allowed beside a nominalQuota only",
                 "cohorts[0].parent: y; allowed: the cohorts x",
-                "slots.freeName: x; allowed: another name than localName",
+                "slots: shareOfCards; allowed with per: card only",
             ],
         ),
         (

@@ -110,8 +110,6 @@ class SlotsForm(_Form, frozen=True):
     per: Literal["node", "card"] = "card"
     local: SlotForm = SlotForm()
     free: SlotForm = SlotForm()
-    local_name: Name = "local"
-    free_name: Name = "free"
 
 
 class LocalityForm(_Form, frozen=True):
@@ -283,8 +281,6 @@ def _find_conflicts(
         yield from _find_selector_faults("slots.free.nodeSelector", slots.free.node_selector)
         if slots.local.count == 0 and slots.free.count == 0:
             yield "slots: both counts are 0; allowed: one type with slots at least"
-        if slots.local_name == slots.free_name:
-            yield f"slots.freeName: {slots.free_name}; allowed: another name than localName"
         if slots.per == "node" and (slots.local.share_of_cards, slots.free.share_of_cards) != (100, 100):
             yield "slots: shareOfCards; allowed with per: card only"
 
