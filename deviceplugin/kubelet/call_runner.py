@@ -40,7 +40,7 @@ class CallRunner:
         observe: Called after every call with the method, the seconds it took and the status' name.
     """
 
-    def __init__(self, observe: Observe | None = None) -> None:
+    def __init__(self, observe: Observe | None) -> None:
         self._observe = observe
 
     async def run(self, method: str, work: Awaitable[Response]) -> Response | Refusal:

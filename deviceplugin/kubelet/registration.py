@@ -95,7 +95,6 @@ class Registrar:
         on_kubelet_restart: Callable[[], None],
         backoff: Backoff | None = None,
         timing: RegistrationTimeouts | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plugin = plugin
         self._folder = folder
@@ -106,7 +105,6 @@ class Registrar:
         self._on_kubelet_restart = on_kubelet_restart
         self._backoff = backoff or Backoff(0.1, 5.0)
         self._timing = timing or RegistrationTimeouts()
-        self._clock = clock
         self._stepper = Stepper(self._step)
         self._sockets = GrpcSockets(
             [folder / endpoint], self._add_services, grace_s=self._timing.grace_s, options=SERVER_OPTIONS
@@ -150,7 +148,7 @@ class Registrar:
         if kubelet is None:
             return None
         await self._end_streams()
-        wait_s = self._not_before - self._clock()
+        wait_s = self._not_before - time.monotonic()
         if wait_s > 0:
             return wait_s
         if not self._sockets.is_serving:
@@ -183,10 +181,10 @@ class Registrar:
             return
         log.warning("kubelet ended the list of devices", resource=self._resource)
         self._on_kubelet_restart()
-        if self._clock() - registration.since >= self._timing.lasting_s:
+        if time.monotonic() - registration.since >= self._timing.lasting_s:
             self._backoff.reset()
         else:
-            self._not_before = self._clock() + self._backoff.failed()
+            self._not_before = time.monotonic() + self._backoff.failed()
 
     def _follow(self, registration: _OpenRegistration) -> float | None:
         """Wait for the kubelet to open its stream; nothing to do once it has."""
@@ -195,12 +193,12 @@ class Registrar:
         for stream in self._plugin.open_streams:
             if stream.number > registration.streams_before:
                 registration.stream = stream
-                registration.since = self._clock()
+                registration.since = time.monotonic()
                 self._registrations += 1
                 log.info("registered with the kubelet", resource=self._resource)
                 self._on_registered()
                 return None
-        left_s = registration.since + self._timing.stream_s - self._clock()
+        left_s = registration.since + self._timing.stream_s - time.monotonic()
         opened_and_ended = self._plugin.streams_opened > registration.streams_before
         if left_s > 0 and not opened_and_ended:
             return left_s
@@ -209,7 +207,7 @@ class Registrar:
 
     def _failed(self, reason: str) -> float:
         delay_s = self._backoff.log_failure(log, "registration failed", reason, resource=self._resource)
-        self._not_before = self._clock() + delay_s
+        self._not_before = time.monotonic() + delay_s
         return delay_s
 
     # --- what we do ---------------------------------------------------------------------------------
@@ -217,7 +215,7 @@ class Registrar:
     async def _end_streams(self) -> None:
         """End all open streams, and give a kubelet that is alive time to notice."""
         if self._plugin.open_streams:
-            self._not_before = max(self._not_before, self._clock() + self._timing.settle_s)
+            self._not_before = max(self._not_before, time.monotonic() + self._timing.settle_s)
             try:
                 async with asyncio.timeout(self._timing.grace_s):
                     await self._plugin.end_streams()
@@ -249,7 +247,7 @@ class Registrar:
         refused = asking.result()
         if refused is not None:
             return 0.0 if self._sockets_changed() else self._failed(refused)
-        self._registration = _OpenRegistration(streams_before, self._clock())
+        self._registration = _OpenRegistration(streams_before, time.monotonic())
         return self._follow(self._registration)
 
     def _sockets_changed(self) -> bool:

@@ -3,7 +3,7 @@
 Source: NVML API Reference, "Event Handling Methods" and "Multi Instance GPU Management".
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import pynvml
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.memory_info import MemoryInfo
-from deviceplugin.gpus.nvidia.cuda_process import COMMAND, CudaProcess
+from deviceplugin.gpus.nvidia.cuda_process import CudaProcess
 from deviceplugin.gpus.nvidia.events import KINDS
 from deviceplugin.gpus.nvidia.nvml_calls import read_mig_mode
 from deviceplugin.gpus.nvidia.source import NvmlGpus
@@ -20,9 +20,8 @@ from deviceplugin.gpus.nvidia.source import NvmlGpus
 class NvmlProvable:
     """`Provable` by NVML and the CUDA driver."""
 
-    def __init__(self, source: NvmlGpus, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, source: NvmlGpus) -> None:
         self._source = source
-        self._command = tuple(command)
 
     def memory_info(self, uuid: str) -> MemoryInfo:
         return self._source.memory_info(uuid)
@@ -74,7 +73,7 @@ class NvmlProvable:
         return undo
 
     def memory_user(self, uuid: str, cgroup: Path) -> CudaProcess:
-        return CudaProcess(uuid, cgroup, self._command)
+        return CudaProcess(uuid, cgroup)
 
 
 _SHARED: Final = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
