@@ -21,9 +21,6 @@ from scheduler_plugin.queue.controller.status import WaitReason
 PACE_S: Final = 0.1
 """Conditions are written ten a second at most, and none while pods are being bound."""
 
-LONGEST_PAUSE_S: Final = 60.0
-"""Between two conditions that cannot be written."""
-
 log = structlog.get_logger(__name__)
 
 
@@ -44,7 +41,7 @@ class BatchConditions:
         self._busy = busy
         self._timeout_s = timeout_s
         self._sleep = sleep
-        self._backoff = Backoff(cap_s=LONGEST_PAUSE_S)
+        self._backoff = Backoff()
         self._due: dict[str, tuple[QueuedPod, WaitReason, str]] = {}
         self._more = asyncio.Event()
 
