@@ -60,9 +60,10 @@ _WORDS: Final = {
 
 
 class _PodKind(NamedTuple):
-    """Everything that decides on which nodes an untried pod fits; of equal kinds only one pod is checked."""
+    """Everything that decides which room an untried pod blocks; of equal kinds only one pod is checked."""
 
     priority: int
+    scheduler: str
     rules: NodeRules
     charged: PodRequest | None
     amounts: Amounts
@@ -127,7 +128,8 @@ class KubernetesChecks:
         rules, record = pod.spec.node_rules, self._state.pods.get(uid)
         kind = None
         if record is not None and record.can_be_scheduled and _is_untried(pod):
-            kind = _PodKind(record.priority, rules, record.charged, record.amounts)
+            scheduler = pod.spec.scheduler_name
+            kind = _PodKind(record.priority, scheduler, rules, record.charged, record.amounts)
         since = before.untried_since if before is not None else None
         known = self._pods[uid] = _Pod(
             node=pod.spec.node_name,
@@ -278,16 +280,13 @@ class KubernetesChecks:
         A pod blocks room only if its scheduler was seen working, because a pod can name a scheduler that does
         not exist.
         """
+        if kind.scheduler not in self._schedulers:
+            return None
         for uid in list(self._untried.get(kind, ())):
             since = self._pods[uid].untried_since
             if since is None or now - since >= UNTRIED_S:
                 self._forget_untried(uid, self._pods[uid])
-            elif (
-                uid != but
-                and uid in self._state.pods
-                and self._pods[uid].scheduler in self._schedulers
-                and self._state.get_assumed(uid) is None
-            ):
+            elif uid != but and uid in self._state.pods and self._state.get_assumed(uid) is None:
                 return uid
         return None
 
