@@ -85,10 +85,7 @@ class AllocationService:
 
     def explain_unavailable(self, identifier: str) -> str:
         """Say why a known ID cannot be had though it is on a card."""
-        return self._why_not_card(self._account.ledger.accounts.card_of.get(identifier, ""))
-
-    def _why_not_card(self, uuid: str) -> str:
-        return self._account.not_enforced.get(uuid) or "the card is unhealthy"
+        return self._account.explain_unhealthy(self._account.ledger.accounts.card_of.get(identifier, ""))
 
     async def choose_ids(
         self, available: Sequence[str], must_include: Sequence[str], size: int
@@ -136,7 +133,7 @@ class AllocationService:
             cause = CROWDED if ask.has_ended_pods() else TAKEN if ours else NOT_OURS
             for uuid in ask.target_cards():
                 if not ask.accounts.cards[uuid].healthy:
-                    cause = f"card {uuid} cannot be had: {self._why_not_card(uuid)}; {AGAIN}"
+                    cause = f"card {uuid} cannot be had: {self._account.explain_unhealthy(uuid)}; {AGAIN}"
             raise AllocationRefusedError("no-room", f"{error}; {cause}") from error
 
     async def allocate(self, ids: Sequence[str]) -> ContainerGrant:

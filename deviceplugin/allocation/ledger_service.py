@@ -38,7 +38,6 @@ class LedgerService:
     Attributes:
         checkpoint_problem: Why the checkpoint cannot be read; None while it can.
         is_checkpoint_torn: The kubelet may mend that once we are registered.
-        not_enforced: why cards are given to no container, healthy as they may be, by UUID.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class LedgerService:
         self.checkpoint_problem: str | None = _NOT_READ
         self.is_checkpoint_torn = False
         self.other_unit_pods = OtherUnitPods(resource)
-        self.not_enforced: Mapping[str, str] = {}
+        self._not_enforced: Mapping[str, str] = {}
         self._resources = {resource, PERCENT_RESOURCE}
         self._contents: object = self
         self._followers: list[Callable[[], None]] = []
@@ -142,8 +141,12 @@ class LedgerService:
 
     def set_not_enforced(self, reasons: Mapping[str, str]) -> None:
         """Set which cards, by UUID, no container is given; they count as full."""
-        self.not_enforced = dict(reasons)
+        self._not_enforced = dict(reasons)
         self.ledger.set_unavailable("not_enforced", reasons)
+
+    def explain_unhealthy(self, uuid: str) -> str:
+        """Say why no container is given a card that is unhealthy to the kubelet."""
+        return self._not_enforced.get(uuid) or "the card is unhealthy"
 
     def set_client_limit(self, uuids: Iterable[str]) -> None:
         """Set which cards get no new pods because they have as many clients as they can."""

@@ -32,7 +32,7 @@ class OtherUnitPods:
         """Check that the pods with devices of another unit have ended.
 
         Args:
-            asked: their UIDs, from `pods`.
+            asked: their UIDs, of `resource_by_pod`.
             living: UIDs, as the kubelet knows them, of the pods on this node that have not ended by the API
                 server. None while it has not been heard.
 

@@ -369,9 +369,7 @@ class ClaimService:
             if card is None:
                 return f"card {uuid} is not on this node any more"
             if not card.healthy:
-                return (
-                    f"card {uuid} cannot be had: {self._account.not_enforced.get(uuid) or 'it is unhealthy'}"
-                )
+                return f"card {uuid} cannot be had: {self._account.explain_unhealthy(uuid)}"
             others = charged[uuid] - mine.get(uuid, 0)
             before = held.get(uuid, 0)
             if others + before + units > card.size_units:

@@ -78,7 +78,7 @@ def _is_like_above(limits: MemoryLimits, uuid: str, cgroup: Path, reading: Limit
     """Return True if the limit that was read may be that of a parent cgroup, which its children share.
 
     A read of a cgroup without a limit of its own tells that of the nearest limited one above: see the
-    sources of `gpus/simulated_limits.py`. To set the limit once more than needed does no harm.
+    sources of `gpus/simulated/memory_limits.py`. To set the limit once more than needed does no harm.
     """
     try:
         return _read(limits, uuid, cgroup.parent).hard_mib == reading.hard_mib
