@@ -51,7 +51,7 @@ from deviceplugin.publishing.annotator import AllocationAnnotator
 from deviceplugin.publishing.ownership import NodeOwnership, identify_daemon
 from deviceplugin.publishing.published_use import PublishedUse
 from deviceplugin.publishing.publisher import NodePublisher
-from deviceplugin.publishing.shutdown import ShutdownTimeouts, drain_and_stop
+from deviceplugin.publishing.shutdown import ShutdownTimeouts, publish_full_and_wait
 from deviceplugin.publishing.startup_taint import StartupTaint
 from deviceplugin.settings import Settings
 from deviceplugin.status import DaemonStatus
@@ -294,7 +294,7 @@ class Daemon:
             self._reflect(client, nodes, pods, relist_wanted),
             responses,
             serving,
-            drain=self._farewell,
+            drain=self._stop_offering,
         )
 
     def _make_serving(
@@ -517,7 +517,7 @@ class Daemon:
             await nodes.listed.wait()
             group.create_task(pod_reflector.run())
 
-    async def _farewell(self) -> None:
+    async def _stop_offering(self) -> None:
         def under_way() -> bool:
             account = self.account
             return (
@@ -526,7 +526,7 @@ class Daemon:
                 and bool(account.ledger.unpublished_pods())
             )
 
-        await drain_and_stop(self._publisher.publish_full, under_way, self._shutdown_timeouts)
+        await publish_full_and_wait(self._publisher.publish_full, under_way, self._shutdown_timeouts)
 
     def _on_kubelet_restart(self) -> None:
         self._reconciler.apply_kubelet_restart()

@@ -146,7 +146,7 @@ class Bench:
         return words.used, set(holds.uids)
 
     async def leave(self) -> None:
-        """Run until the farewell is said; `run` must end by itself then."""
+        """Run until the last patch is written; `run` must end by itself then."""
         running = asyncio.create_task(self.publisher.run())
         await self.publisher.publish_full()
         await running

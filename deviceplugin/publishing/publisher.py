@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 WRITE_TIMEOUT_S: Final = 10.0
 
-FAREWELL_AGAIN_S: Final = 0.2
+LAST_PATCH_AGAIN_S: Final = 0.2
 """Pause after a last patch that failed: there is no time for more patience."""
 
 FAILING_S: Final = 60.0
@@ -150,7 +150,7 @@ class NodePublisher:
         except KubeApiError as error:
             self.errors += 1
             log.warning("shutdown not published", error=str(error))
-            await asyncio.sleep(FAREWELL_AGAIN_S)
+            await asyncio.sleep(LAST_PATCH_AGAIN_S)
             return False
         self.revision = revision
         self.patches += 1

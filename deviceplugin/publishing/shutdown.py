@@ -38,7 +38,7 @@ class ShutdownTimeouts:
     admit_s: float = 2.0
 
 
-async def drain_and_stop(
+async def publish_full_and_wait(
     publish: Callable[[], Awaitable[None]], under_way: Callable[[], bool], timeouts: ShutdownTimeouts
 ) -> None:
     """Publish every card as full, then wait for pods that are on their way. All else must go on meanwhile."""

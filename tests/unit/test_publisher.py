@@ -279,7 +279,7 @@ async def test_the_last_patch_says_that_all_is_full_and_holds_stay(bench):
     assert bench.publisher.revision == bench.api.decoded().read_words().revision
 
 
-async def test_a_farewell_before_everything_was_read_ends_the_offers_of_the_daemon_before(bench):
+async def test_a_last_patch_before_everything_was_read_ends_the_offers_of_the_daemon_before(bench):
     bench.admit()
     await bench.until_s(110)
     again = Bench()
@@ -289,7 +289,7 @@ async def test_a_farewell_before_everything_was_read_ends_the_offers_of_the_daem
     assert again.said() == ((8, 8), {"a"})
 
 
-async def test_a_farewell_that_fails_is_said_again(bench):
+async def test_a_last_patch_that_fails_is_said_again(bench):
     await bench.until_s(110)
     bench.api.failures += [Unreachable("gone"), Unreachable("still gone")]
     await bench.leave()
@@ -297,7 +297,7 @@ async def test_a_farewell_that_fails_is_said_again(bench):
     assert bench.publisher.errors == 2
 
 
-async def test_no_back_off_holds_up_the_farewell(mocker):
+async def test_no_back_off_holds_up_the_last_patch(mocker):
     bench = Bench()
     bench.complete()
     mocker.patch.object(bench.publisher._stepper._failures, "failed", return_value=1e6)
@@ -310,7 +310,7 @@ async def test_no_back_off_holds_up_the_farewell(mocker):
     assert bench.api.patches == []
 
 
-async def test_without_a_node_there_is_no_farewell():
+async def test_without_a_node_there_is_no_last_patch():
     bench = Bench()
     bench.nodes.replace([], "2")
     await bench.leave()

@@ -222,7 +222,7 @@ def test_a_node_without_words_starts_from_the_clock():
     assert next_revision(0, NodeObject(metadata=metadata()), 41) == 42
 
 
-def test_a_farewell_offers_nothing_and_leaves_holds_alone():
+def test_a_last_patch_offers_nothing_and_leaves_holds_alone():
     node = node_saying(wanted(used=(3, 0), holds=U1))
     body = make_last_patch(node, 9)
     assert body is not None
@@ -246,7 +246,7 @@ def test_a_farewell_offers_nothing_and_leaves_holds_alone():
     assert publish_reason(wanted(used=(8, 8), holds=U1, compute=(100, 100)), after, 0) == "gained"
 
 
-def test_a_node_without_words_needs_no_farewell():
+def test_a_node_without_words_needs_no_last_patch():
     assert make_last_patch(NodeObject(metadata=metadata()), 9) is None
     corrupt = node_saying(wanted())
     corrupt.status.capacity = {"gpupack.io/packed-layout": "7"}

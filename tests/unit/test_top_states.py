@@ -89,7 +89,7 @@ def test_a_revision_that_is_no_time_says_no_age(revision):
     assert line.endswith(f"the kubelet offers 0 {GIB}")
 
 
-def test_a_node_whose_daemon_said_farewell():
+def test_a_node_whose_daemon_wrote_its_last_patch():
     """Its words call every card full and unhealthy; who holds what still stands there."""
     made = node("n", [44, 44], [4, 10], {CARDS: INVENTORY, "gpupack.io/holds": HOLDS})
     text = json.dumps({**made, "metadata": {**made["metadata"], "resourceVersion": "1"}})

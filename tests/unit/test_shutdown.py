@@ -6,7 +6,7 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from deviceplugin.kubelet.registration import RegistrationTimeouts
-from deviceplugin.publishing.shutdown import ShutdownTimeouts, drain_and_stop
+from deviceplugin.publishing.shutdown import ShutdownTimeouts, publish_full_and_wait
 from kubeapi.serving import GRACE_S
 from tests.yaml_text import read_yaml
 
@@ -32,14 +32,16 @@ class Bench:
 
 async def test_pods_on_their_way_are_waited_for():
     bench = Bench(5)
-    await drain_and_stop(bench.publish, bench.under_way, ShutdownTimeouts(late_s=0.0, admit_s=FOR_EVER_S))
+    await publish_full_and_wait(
+        bench.publish, bench.under_way, ShutdownTimeouts(late_s=0.0, admit_s=FOR_EVER_S)
+    )
     assert (bench.said, bench.looks) == (1, 6)
 
 
 async def test_without_pods_the_late_ones_are_waited_for_all_the_same():
     bench = Bench()
     ending = asyncio.create_task(
-        drain_and_stop(
+        publish_full_and_wait(
             bench.publish, bench.under_way, ShutdownTimeouts(late_s=FOR_EVER_S, admit_s=FOR_EVER_S)
         )
     )
@@ -52,14 +54,14 @@ async def test_without_pods_the_late_ones_are_waited_for_all_the_same():
 async def test_a_pod_that_never_gets_devices_is_not_waited_for_longer_than_the_limit():
     bench = Bench(float("inf"))
     with capture_logs() as logs:
-        await drain_and_stop(bench.publish, bench.under_way, ShutdownTimeouts(late_s=0.0, admit_s=0.1))
+        await publish_full_and_wait(bench.publish, bench.under_way, ShutdownTimeouts(late_s=0.0, admit_s=0.1))
     assert [entry["event"] for entry in logs] == ["pods are on their way without devices"]
 
 
 async def test_an_api_server_that_is_away_is_not_waited_for_longer_than_the_limit():
     bench = Bench(float("inf"))
     with capture_logs() as logs:
-        await drain_and_stop(asyncio.Event().wait, bench.under_way, ShutdownTimeouts(publish_s=0.05))
+        await publish_full_and_wait(asyncio.Event().wait, bench.under_way, ShutdownTimeouts(publish_s=0.05))
     assert [entry["event"] for entry in logs] == ["the words go on offering cards"]
     assert bench.looks == 0
 
@@ -68,6 +70,6 @@ def test_the_longest_end_is_within_the_grace_period_of_the_shipped_pod():
     manifest = Path(__file__).parents[2] / "manifests" / "node" / "daemonset.yaml"
     grace_s = read_yaml(manifest.read_text())["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     patience = ShutdownTimeouts()
-    farewell_s = patience.publish_s + patience.admit_s
+    shutdown_s = patience.publish_s + patience.admit_s
     # Streams that are to end, then calls; and requests over HTTP.
-    assert farewell_s + 2 * RegistrationTimeouts().grace_s + GRACE_S < grace_s
+    assert shutdown_s + 2 * RegistrationTimeouts().grace_s + GRACE_S < grace_s
