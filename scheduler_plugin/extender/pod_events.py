@@ -46,7 +46,7 @@ class PodReporter:
         self._events = events
         self._leadership = leadership
         self.unschedulable_pods = UnschedulablePods(state.pods)
-        self._groups_in_part: BoundedDict[GroupKey, float] = BoundedDict(MAX_GROUPS_IN_PART)
+        self._groups_in_part: BoundedDict[str, float] = BoundedDict(MAX_GROUPS_IN_PART)
         state.pod_resolved.connect(self._report_resolved)
 
     def report_filter(self, reply: FilterReply) -> None:
@@ -65,9 +65,9 @@ class PodReporter:
         """Report a PodGroup that is bound in part, in Events of the group and of its pods."""
         groups, now = self._state.pod_groups, self._clock()
         group = groups.get_group(key)
-        if group is None or now - self._groups_in_part.get(key, -math.inf) < REPEAT_AFTER_S:
+        if group is None or now - self._groups_in_part.get(group.metadata.uid, -math.inf) < REPEAT_AFTER_S:
             return
-        self._groups_in_part[key] = now
+        self._groups_in_part[group.metadata.uid] = now
         placed, unplaced = self._state.group_holds.split_members(key)
         pods = [pod for uid, pod in groups.get_members(key).items() if uid in placed | unplaced]
         waiting = sorted(pod.name for pod in pods if not pod.node)

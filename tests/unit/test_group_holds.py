@@ -30,10 +30,11 @@ class GroupWorld(World):
         self.committer = Committer(self.state, self.policies)
         self.pods: dict[str, dict[str, Any]] = {}
 
-    def group(self, name: str, min_count: int) -> None:
+    def group(self, name: str, min_count: int, uid: str = "") -> None:
         """Create a PodGroup; 0: with the policy that the pods of a Job have where nothing else is said."""
         policy = {"gang": {"minCount": min_count}} if min_count else {"basic": {}}
-        raw = {"metadata": {"name": name, "namespace": "default"}, "spec": {"schedulingPolicy": policy}}
+        metadata = {"name": name, "namespace": "default", "uid": uid}
+        raw = {"metadata": metadata, "spec": {"schedulingPolicy": policy}}
         self.state.pod_groups.put_group(msgspec.convert(raw, PodGroup))
 
     def pod(self, name: str, units: int, group: str = "", *, known: bool = True, **options: Any) -> None:
@@ -375,6 +376,10 @@ def test_a_group_that_is_bound_in_part_is_reported_with_what_to_do(world: GroupW
         "1 no card with 5 GiB free. Largest free card: 4 GiB on node n; all cards together: 7 GiB. "
         "Make a card free for each, or delete the pods of the group, so that it starts anew."
     )
+    world.group("g", 2, uid="of the next run")
+    world.ask("g-0")
+    reporter.report_filter(world.reply)
+    assert len([event for event in events if BOUND_IN_PART in event[1]]) == 2 * len(told)
 
 
 def test_nobody_waits_or_retries_for_one_pod_of_a_group(world: GroupWorld) -> None:
