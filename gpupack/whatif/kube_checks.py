@@ -5,6 +5,7 @@ at for a pod.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Final
@@ -71,6 +72,15 @@ class HostRequirements:
     @cached_property
     def anti_affinity(self) -> Sequence[AffinityTerm]:
         return () if self.pod is None else read_anti_affinity(self.pod)
+
+    def may_mind(self, other: Pod) -> bool:
+        """Tell whether it may want another pod near or far, or that one wants it far."""
+        if self.pod is None:
+            return False
+        own, others = self.pod.metadata, other.metadata
+        return any(
+            term.matches(own, others) is not False for term in (*read_affinity(self.pod), *self.anti_affinity)
+        ) or any(term.matches(others, own) is not False for term in read_anti_affinity(other))
 
     def make_key(self, selected: Collection[str] | None) -> Hashable:
         """Make a key that pods have in common which may run on the same nodes beside the same pods.
@@ -144,18 +154,29 @@ class KubeSchedulerChecks:
         Args:
             leaving: UIDs of pods to leave out of what is in use: the pod itself, when it is to move.
         """
-        gone = frozenset(leaving)
-        names = None if only is None else list(only)
-        if gone or self._is_cheaper(requirements, names):
-            return self._check_nodes(requirements, gone, self._nodes if names is None else names)
+        gone, names = frozenset(leaving), self._nodes.keys() if only is None else frozenset(only)
+        if self._is_cheaper(requirements, names):
+            return self._check_nodes(requirements, gone, names)
         known = self._find_remembered(requirements)
-        return known if names is None else {name: known[name] for name in names if name in known}
+        changed = names & self._list_changed(requirements, gone)
+        kept = {name: known[name] for name in names - changed if name in known}
+        return kept | self._check_nodes(requirements, gone, changed)
 
-    def _is_cheaper(self, requirements: HostRequirements, names: list[str] | None) -> bool:
+    def _is_cheaper(self, requirements: HostRequirements, names: AbstractSet[str]) -> bool:
         """Return True if only some nodes are checked, instead of all nodes at once."""
-        if names is None or any(each is requirements for each, _ in self._remembered):
+        if any(each is requirements for each, _ in self._remembered):
             return False
         return _FEW * len(names) < len(self._nodes)
+
+    def _list_changed(self, requirements: HostRequirements, gone: Iterable[str]) -> AbstractSet[str]:
+        """List the nodes of which something else may be said of a pod once others are gone.
+
+        Their own, and all if what is near to or apart from whom concerns the pod and one of them.
+        """
+        pods = [self._pods[uid] for uid in gone if uid in self._pods]
+        if any(requirements.may_mind(pod) for pod in pods):
+            return self._nodes.keys()
+        return {pod.spec.node_name for pod in pods}
 
     def find_lasting_rejections(self, requirements: HostRequirements) -> dict[str, Rejection]:
         """Say of every node that a pod may not run on why not, whatever runs there."""

@@ -5,8 +5,6 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from allocator.cards import CardAmounts, add_amounts, pair_amounts
 from allocator.place import Placement
 from allocator.podcards import ByPosition, published_units
@@ -76,7 +74,7 @@ class WhatIf:
         kept = self._find_rows(leaving, only)
         if self.is_alone or not len(kept):
             return kept
-        everywhere = kept if only is None else np.union1d(self._find_rows((), None), kept).astype(np.intp)
+        everywhere = kept if only is None else self._find_rows(leaving, None)
         if self._count_at_once(everywhere, leaving) < self.pods:
             return kept[:0]
         return kept if self.can_fit_with_others(leaving) else kept[:0]

@@ -346,6 +346,56 @@ def test_the_fewest_pods_end_counting_all_pods_of_a_gang(alone: int, pods: int) 
     assert way.fewest is bool(alone)
 
 
+def by_zone(kind, app):
+    """Want to be near, or far from, pods of an app by their zone."""
+    term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": app}}}
+    return lambda pod: pod["spec"].update(
+        affinity={kind: {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_end_of_a_pod_that_keeps_a_gang_out_of_a_zone_opens_all_nodes_there(size: int) -> None:
+    """On the other nodes of the zone it counted as if it stayed."""
+    zone = (("zone", "z"),)
+    nodes = (Node("a", (16,), labels=zone), Node("b", (16,), labels=zone))
+    pods = (*gang(size, 16, labels=(("app", "g"),)), Pod("y", 16, "a", (0,), owned=False))
+    cluster = World(nodes, pods).changed(y=by_zone("podAntiAffinity", "g")).cluster
+    (way,) = [way for way in explain_pod(cluster, "default", "g0").ways_out if way.kind == "pods-end"]
+    assert [pod.pod for pod in way.pods] == ["y"]
+
+
+def test_a_gang_fits_nowhere_by_the_end_of_the_pods_that_it_wants_to_be_near() -> None:
+    """Nodes of a zone that the last pod of its database had left counted as if that were still there."""
+    zones = [(("zone", zone),) for zone in "abb"]
+    nodes = [
+        Node(name, sizes, labels=zone)
+        for name, sizes, zone in zip("abc", ((16, 1), (16,), (8,)), zones, strict=True)
+    ]
+    db = {"labels": (("app", "db"),), "owned": False}
+    ends = [
+        member("t0", 16, gang="train", node="a", cards=(0,), owned=False),
+        member("t1", 8, gang="train", node="c", cards=(0,), **db),
+    ]
+    pods = (*gang(2, 16), *ends, Pod("db", 1, "a", (1,), **db))
+    near = by_zone("podAffinity", "db")
+    cluster = World(tuple(nodes), pods).changed(g0=near, g1=near).cluster
+    assert "pods-end" not in ways(explain_pod(cluster, "default", "g0"))
+
+
+@pytest.mark.parametrize("cpu", [0, 4])
+def test_the_end_of_a_gang_gives_back_what_its_pods_have_on_all_of_its_nodes(cpu: int) -> None:
+    """But on the node that was asked about, sums and processor counted as if the pods stayed."""
+    nodes = [Node(name, (16,), cpu=4) for name in "ab"]
+    train = [
+        member(f"t{at}", 16, gang="train", size=2, node=node, cards=(0,), cpu=cpu, owned=False)
+        for at, node in enumerate("ab")
+    ]
+    answer = ask(nodes, (*gang(2, 16, cpu=1), *train))
+    (way,) = [way for way in answer.ways_out if way.kind == "pods-end"]
+    assert [pod.pod for pod in way.pods] == ["t0", "t1"]
+
+
 def test_pods_of_its_own_gang_are_not_ended_for_a_pod() -> None:
     nodes = (Node("a", (39,)),)
     pods = (member("g0", 30, size=2), member("g1", 30, size=2, node="a", cards=(0,), owned=False))
