@@ -14,6 +14,7 @@ from kubeapi.objects import Node, Pod
 from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.batch_protocol import CommitCall, PodCandidates, PodResult
 from scheduler_plugin.binding.binder import Binder
+from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.binding.shared_nodes import SharedNodes
 from scheduler_plugin.cache.state import ClusterState
@@ -92,6 +93,7 @@ class BatchWorld:
             T,
             leadership or SOLE_PROCESS,
             refresh=self.refresh,
+            claims=ClaimWriter(self.api, T, self.state.is_pending),
             sleep=self.sleep,
         )
         self.shared = SharedNodes()

@@ -8,6 +8,7 @@ from allocator.names import POD_ASSIGNED
 from kubeapi.errors import KubeApiError
 from kubeapi.lease import SoleProcess
 from scheduler_plugin.binding.binder import Binder
+from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -67,6 +68,7 @@ class World:
             T,
             leadership or SoleProcess(self.now if after_another else float("-inf")),
             refresh=self.refresh,
+            claims=ClaimWriter(self.api, T, self.state.is_pending),
             sleep=self.sleep,
         )
         self.now += T

@@ -80,7 +80,7 @@ class Binder:
         leadership: LeaderStatus,
         *,
         refresh: Callable[[], Awaitable[None]],
-        claims: ClaimWriter | None = None,
+        claims: ClaimWriter,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.committer = committer
@@ -192,8 +192,7 @@ class Binder:
         for task in self._resolving:
             task.cancel()
         await asyncio.gather(*self._resolving, return_exceptions=True)
-        if self.claims is not None:
-            await self.claims.close()
+        await self.claims.close()
 
     async def wait_for_fence(self) -> None:
         """Wait until this process may bind.
@@ -314,8 +313,6 @@ class Binder:
             CommitError: the claim is not this pod's, or this process may not bind any more.
             KubeApiError: a write failed.
         """
-        if self.claims is None:
-            raise CommitError("this gpupack scheduler writes no claims; allowed: nodes of the device plugin")
         version = await self.claims.write(claim, version)
         if commitment.assumed is not None:
             # From now on a later version means that the Binding will be refused.
@@ -326,7 +323,7 @@ class Binder:
     async def _sweep(self) -> None:
         """Release what earlier processes allocated to pods that are not bound."""
         records = self.committer.state.node_records.values()
-        if self.claims is not None and any(record.serves_claims for record in records):
+        if any(record.serves_claims for record in records):
             await self.claims.sweep()
 
     async def _read_outcome(self, commitment: PendingBinding) -> BindingOutcome:
@@ -376,5 +373,5 @@ class Binder:
         """Forget the assumed cards, unless the pod was seen bound or gone in the meantime."""
         if commitment.assumed is not None:
             self.committer.state.forget(commitment.assumed, self.clock())
-        if commitment.claim is not None and self.claims is not None:
+        if commitment.claim is not None:
             self.claims.release(commitment.claim)

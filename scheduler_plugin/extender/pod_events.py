@@ -38,7 +38,7 @@ class PodReporter:
         self,
         state: ClusterState,
         clock: Callable[[], float],
-        events: EventRecorder | None,
+        events: EventRecorder,
         leadership: LeaderStatus = SOLE_PROCESS,
     ) -> None:
         self._state = state
@@ -135,7 +135,7 @@ class PodReporter:
             log.info("pod waits no longer", pod=pod.pod, why=why, waited_s=waited_s)
 
     def _send_event(self, pod: ObjectRef, kind: EventType, reason: str, message: str) -> None:
-        if self._events is not None and self._leadership.is_leader:
+        if self._leadership.is_leader:
             self._events.event(pod, kind, reason, message)
 
     def _format_cards(self, uid: str, node: str) -> str:

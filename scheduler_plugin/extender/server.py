@@ -73,9 +73,9 @@ class ExtenderService:
     clock: Callable[[], float]
     stale_refusal_wait: StaleRefusalWait
     reporter: PodReporter
+    retrier: RefusedPodRetrier
     leadership: LeaderStatus = SOLE_PROCESS
     preemptor: Preemptor | None = None
-    retrier: RefusedPodRetrier | None = None
     batch: BatchCommitter | None = None
     standby_is_ready: bool = False
 
@@ -135,7 +135,7 @@ class ExtenderService:
         uid = reply.refused or reply.passed
         if self.preemptor is not None and (asked := uid or reply.gang_refused):
             self.preemptor.record_refusal(asked, reply.evictable)
-        if self.retrier is not None and uid:
+        if uid:
             self.retrier.record_reply(reply)
         self.extender.record_attempt(reply)
         self.reporter.report_filter(reply)

@@ -108,6 +108,7 @@ def make_service(patience: StaleRefusalWait, clock: Clock, room_at: int) -> Exte
         clock=clock,
         stale_refusal_wait=patience,
         reporter=cast("Any", SimpleNamespace(report_filter=lambda _found: None)),
+        retrier=cast("Any", SimpleNamespace(record_reply=lambda _found: None)),
     )
 
 

@@ -21,6 +21,7 @@ from scheduler_plugin.binding.batch_protocol import (
     encode,
 )
 from scheduler_plugin.binding.binder import Binder
+from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.binding.shared_nodes import SharedNodes
 from scheduler_plugin.cache.state import ClusterState
@@ -78,6 +79,7 @@ class Scheduler:
             WRITE_S,
             SoleProcess(loop.time()),
             refresh=self._refresh,
+            claims=ClaimWriter(client, WRITE_S, self.state.is_pending),
         )
         self._binder._resolving = self._resolving
         self._committer = BatchCommitter(self._binder, checks, lambda: "", SOLE_PROCESS, shared)
