@@ -16,12 +16,12 @@ PREFIX: Final = "gpupack.io-claim_"
 """Prefix of the files' names, before the UID of the claim."""
 
 
-def device_of(claim_uid: str, request: str) -> str:
+def name_device(claim_uid: str, request: str) -> str:
     """Name the CDI device of one request of a claim; no name of a request has an underscore."""
     return f"{claim_uid}-{request.replace('/', '_')}"
 
 
-def edits_of(grant: ContainerGrant) -> dict[str, Any]:
+def make_edits(grant: ContainerGrant) -> dict[str, Any]:
     edits: dict[str, Any] = {"env": [f"{name}={value}" for name, value in grant.envs.items()]}
     if grant.devices:
         edits["deviceNodes"] = [
@@ -39,13 +39,13 @@ def edits_of(grant: ContainerGrant) -> dict[str, Any]:
     return edits
 
 
-def named_devices(grant: ContainerGrant) -> tuple[str, ...]:
+def list_vendor_devices(grant: ContainerGrant) -> tuple[str, ...]:
     """List the vendor's own CDI devices that a grant names, in the field or in the annotation."""
     noted = grant.annotations.get(ANNOTATION, "")
     return grant.cdi_devices or tuple(name for name in noted.split(",") if name)
 
 
-def specification(claim_uid: str, grants: Mapping[str, ContainerGrant]) -> dict[str, Any]:
+def make_spec(claim_uid: str, grants: Mapping[str, ContainerGrant]) -> dict[str, Any]:
     """Make the specification of a claim.
 
     Args:
@@ -53,7 +53,7 @@ def specification(claim_uid: str, grants: Mapping[str, ContainerGrant]) -> dict[
             of a request are in one device.
     """
     devices = [
-        {"name": device_of(claim_uid, request), "containerEdits": edits_of(grant)}
+        {"name": name_device(claim_uid, request), "containerEdits": make_edits(grant)}
         for request, grant in grants.items()
     ]
     return {"cdiVersion": VERSION, "kind": KIND, "devices": devices}
@@ -78,7 +78,7 @@ class CdiFiles:
     def remove(self, claim_uid: str) -> None:
         remove_file(self._path(claim_uid))
 
-    def claims(self) -> set[str]:
+    def list_claims(self) -> set[str]:
         return {path.stem.removeprefix(PREFIX) for path in self._folder.glob(f"{PREFIX}*.json")}
 
     def _path(self, claim_uid: str) -> Path:

@@ -19,7 +19,7 @@ from deviceplugin.allocation.allocation_service import MakeGrant, container_gran
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject, decode_pod
 from deviceplugin.allocation.own_pods import OwnPods
-from deviceplugin.dra.cdi_files import KIND, CdiFiles, device_of, named_devices, specification
+from deviceplugin.dra.cdi_files import KIND, CdiFiles, list_vendor_devices, make_spec, name_device
 from deviceplugin.dra.claims import ClaimShare, PreparedDevice, read_shares, shares_by_container
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims, add_compute
 from deviceplugin.errors import AllocationRefusedError
@@ -96,7 +96,7 @@ class ClaimService:
         await self.write_cdi_files()
         # A container of a claim whose file cannot be read may start again.
         known = {claim.uid for claim in self._prepared} | self._prepared.unread_uids
-        for uid in await asyncio.to_thread(self._cdi.claims) - known:
+        for uid in await asyncio.to_thread(self._cdi.list_claims) - known:
             try:
                 await asyncio.to_thread(self._cdi.remove, uid)
             except OSError as error:
@@ -134,9 +134,9 @@ class ClaimService:
         async with self._lock(uid):
             claim = self._prepared.get(uid)
             if claim is None:
-                claim = await self._take(namespace, name, uid)
+                claim = await self._prepare_new(namespace, name, uid)
             await self._write(claim)
-            return _answer(claim, await self._write_cdi(claim))
+            return _make_answer(claim, await self._write_cdi(claim))
 
     async def unprepare(self, uid: str) -> None:
         """Release a claim's shares; a claim that is not prepared is no error.
@@ -187,14 +187,14 @@ class ClaimService:
             _, shares, pod = await self._read_all(known.namespace, known.name, uid)
             if pod.runtime_uid == known.pod_uid or self._pods.has_seen_end(pod):
                 return
-            if _units(shares) != known.units:
+            if _add_units(shares) != known.units:
                 return
             # No await from here on until the shares count for the other pod.
             moved = msgspec.structs.replace(
                 known,
                 pod_uid=pod.runtime_uid,
                 pod_name=pod.metadata.name,
-                ids=_ids_by_container(pod, known.name, shares, _divide(known, shares)),
+                ids=_ids_by_container(pod, known.name, shares, _divide_ids(known, shares)),
             )
             self._prepared.add(moved)
             self._account.read_checkpoint()
@@ -217,7 +217,7 @@ class ClaimService:
 
     async def _write_cdi(self, claim: PreparedClaim) -> dict[str, ContainerGrant]:
         """Write what containers get of a claim, by request, or remove it where a card of it is not there."""
-        away = self._away(claim.shares)
+        away = self._list_missing_cards(claim.shares)
         grants: dict[str, ContainerGrant] = {}
         problem = None
         try:
@@ -228,7 +228,7 @@ class ClaimService:
                 await _finish_in_thread(self._cdi.remove, claim.uid)
             else:
                 grants = await self._make_grants(claim)
-                spec = specification(claim.uid, grants)
+                spec = make_spec(claim.uid, grants)
                 await _finish_in_thread(self._cdi.write, claim.uid, spec)
         except OSError as error:
             problem = f"its CDI file cannot be written: {error}"
@@ -241,14 +241,14 @@ class ClaimService:
         raise AllocationRefusedError("not-ready", self._problems[claim.uid])
 
     async def _make_grants(self, claim: PreparedClaim) -> dict[str, ContainerGrant]:
-        ids = _divide(claim, claim.shares)
+        ids = _divide_ids(claim, claim.shares)
         by_request: dict[str, list[ClaimShare]] = {}
         for share in claim.shares:
             by_request.setdefault(share.request, []).append(share)
         return {
             request: await container_grant(
                 self._make_grant,
-                _units(shares),
+                _add_units(shares),
                 self._unit_mib,
                 [text for share in shares for text in ids[share]],
                 max(share.compute for share in shares),
@@ -256,7 +256,7 @@ class ClaimService:
             for request, shares in by_request.items()
         }
 
-    async def _take(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+    async def _prepare_new(self, namespace: str, name: str, uid: str) -> PreparedClaim:
         claim, shares, pod = await self._read_all(namespace, name, uid)
         self._refuse_beside_unread(f"claim {namespace}/{name}", uid)
         known = self._prepared.get(uid)
@@ -264,23 +264,23 @@ class ClaimService:
             return known  # its file could be read meanwhile
         # A claim whose file cannot be read has its shares, room or no room.
         has_shares = uid in self._prepared.unread_uids
-        problem = None if has_shares else self._problem(pod, shares)
+        problem = None if has_shares else self._find_shortage(pod, shares)
         until_s = self._account.now_s() + self._room_wait_s
         while problem is not None:
             left_s = until_s - self._account.now_s()
             await self._account.wait_until(partial(self._has_room_or_never, pod, shares), left_s)
-            problem = self._problem(pod, shares)
+            problem = self._find_shortage(pod, shares)
             if problem is not None:
                 raise AllocationRefusedError("no-room", f"claim {namespace}/{name}: {problem}")
             # Meanwhile it may be allocated other cards, or be gone with its pod.
             claim, shares, pod = await self._read_all(namespace, name, uid)
-            problem = self._problem(pod, shares)
+            problem = self._find_shortage(pod, shares)
         if self._pods.has_seen_end(pod):
             raise AllocationRefusedError(
                 "not-ready", f"claim {namespace}/{name}: pod {pod.metadata.name} ended"
             )
         # No await from here on until the shares count.
-        prepared = self._make(claim, pod, shares)
+        prepared = self._make_prepared(claim, pod, shares)
         self._prepared.add(prepared)
         account = self._account
         if not has_shares:
@@ -307,7 +307,7 @@ class ClaimService:
         self, namespace: str, name: str, uid: str
     ) -> tuple[ClaimObject, tuple[ClaimShare, ...], PodObject]:
         """Read a claim with its shares, and the pod for which it is prepared."""
-        claim = await self._claim(namespace, name, uid)
+        claim = await self._read_claim(namespace, name, uid)
         cards = self._account.ledger.accounts.cards
         shares = read_shares(
             claim,
@@ -316,9 +316,9 @@ class ClaimService:
             {device: card for card, device in device_names(cards).items()},
             self._unit_mib,
         )
-        return claim, shares, await self._pod(claim)
+        return claim, shares, await self._read_pod(claim)
 
-    async def _claim(self, namespace: str, name: str, uid: str) -> ClaimObject:
+    async def _read_claim(self, namespace: str, name: str, uid: str) -> ClaimObject:
         what = f"claim {namespace}/{name}"
         try:
             body = await self._api.get(make_claim_path(namespace, name), timeout_s=READ_TIMEOUT_S)
@@ -329,7 +329,7 @@ class ClaimService:
             raise AllocationRefusedError("unknown", f"{what} has UID {claim.metadata.uid}, not {uid}")
         return claim
 
-    async def _pod(self, claim: ClaimObject) -> PodObject:
+    async def _read_pod(self, claim: ClaimObject) -> PodObject:
         """Read the pod for which a claim is prepared: of several the first on this node."""
         what = f"claim {claim.metadata.namespace}/{claim.metadata.name}"
         for uid, name in claim.pods.items():
@@ -348,14 +348,14 @@ class ClaimService:
 
     def _has_room_or_never(self, pod: PodObject, shares: Sequence[ClaimShare]) -> bool:
         """Tell whether there is no more to wait for: the shares can be had, or their card is gone."""
-        return bool(self._away(shares)) or self._problem(pod, shares) is None
+        return bool(self._list_missing_cards(shares)) or self._find_shortage(pod, shares) is None
 
-    def _away(self, shares: Sequence[ClaimShare]) -> list[str]:
+    def _list_missing_cards(self, shares: Sequence[ClaimShare]) -> list[str]:
         """List the UUIDs of cards that are not on this node now."""
         cards = self._account.ledger.accounts.cards
-        return [uuid for uuid in _units(shares) if uuid not in cards or not cards[uuid].size_units]
+        return [uuid for uuid in _add_units(shares) if uuid not in cards or not cards[uuid].size_units]
 
-    def _problem(self, pod: PodObject, shares: Sequence[ClaimShare]) -> str | None:
+    def _find_shortage(self, pod: PodObject, shares: Sequence[ClaimShare]) -> str | None:
         """Say why shares cannot be had now: a card is unhealthy, or others have what they need of it."""
         accounts = self._account.ledger.accounts
         charged = charge_cards(accounts)
@@ -364,7 +364,7 @@ class ClaimService:
         # What it had by claims that the kubelet has let go it may have again.
         kept = own.checkpoint_ids.values() if own is not None else ()
         held = accounts.units_by_card({text for ids in kept for text in ids})
-        for uuid, units in _units(shares).items():
+        for uuid, units in _add_units(shares).items():
             card = accounts.cards.get(uuid)
             if card is None:
                 return f"card {uuid} is not on this node any more"
@@ -377,9 +377,9 @@ class ClaimService:
                     f"card {uuid} has {card.size_units} units, of which other pods have {others} and this "
                     f"pod has {before}: {units} more are not there"
                 )
-        return self._compute_problem(pod, shares)
+        return self._find_compute_shortage(pod, shares)
 
-    def _compute_problem(self, pod: PodObject, shares: Sequence[ClaimShare]) -> str | None:
+    def _find_compute_shortage(self, pod: PodObject, shares: Sequence[ClaimShare]) -> str | None:
         """Say which card gives less compute than shares need of it, beside what others have."""
         asked = add_compute(shares)
         if not asked:
@@ -406,8 +406,10 @@ class ClaimService:
                 )
         return None
 
-    def _make(self, claim: ClaimObject, pod: PodObject, shares: Sequence[ClaimShare]) -> PreparedClaim:
-        ids = self._ids(pod.runtime_uid, shares)
+    def _make_prepared(
+        self, claim: ClaimObject, pod: PodObject, shares: Sequence[ClaimShare]
+    ) -> PreparedClaim:
+        ids = self._choose_ids(pod.runtime_uid, shares)
         return PreparedClaim(
             uid=claim.metadata.uid,
             namespace=claim.metadata.namespace,
@@ -419,7 +421,7 @@ class ClaimService:
             is_for_limits=claim.is_for_limits,
         )
 
-    def _ids(self, runtime_uid: str, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:
+    def _choose_ids(self, runtime_uid: str, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:
         """Name the lowest units of each card that nobody has, but for what the pod has let go itself.
 
         The ledger lacks the prepared claims while the file of one cannot be read.
@@ -452,20 +454,20 @@ async def _finish_in_thread(function: Callable[..., None], *args: object) -> Non
         raise
 
 
-def _answer(claim: PreparedClaim, grants: Mapping[str, ContainerGrant]) -> tuple[PreparedDevice, ...]:
+def _make_answer(claim: PreparedClaim, grants: Mapping[str, ContainerGrant]) -> tuple[PreparedDevice, ...]:
     """Answer the kubelet: the first share of a request brings the CDI devices of all its shares."""
     found, named = [], set()
     for share in claim.shares:
         cdi: tuple[str, ...] = ()
         if share.request not in named:
             named.add(share.request)
-            device = f"{KIND}={device_of(claim.uid, share.request)}"
-            cdi = (device, *named_devices(grants[share.request]))
+            device = f"{KIND}={name_device(claim.uid, share.request)}"
+            cdi = (device, *list_vendor_devices(grants[share.request]))
         found.append(PreparedDevice(share.request, share.device, share.share_id, cdi))
     return tuple(found)
 
 
-def _divide(claim: PreparedClaim, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:
+def _divide_ids(claim: PreparedClaim, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:
     """Divide the device IDs of a prepared claim among its shares."""
     left = sorted({text for ids in claim.ids.values() for text in ids}, key=parse_device_id)
     found: dict[ClaimShare, list[str]] = {}
@@ -484,7 +486,7 @@ def _ids_by_container(
     }
 
 
-def _units(shares: Sequence[ClaimShare]) -> dict[str, int]:
+def _add_units(shares: Sequence[ClaimShare]) -> dict[str, int]:
     units: Counter[str] = Counter()
     for share in shares:
         units[share.uuid] += share.units

@@ -75,14 +75,14 @@ class DraRegistrar:
 
     def _add_services(self, server: Any) -> None:
         rpc.add_DRAPluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
-        what = PluginRegistration(self._socket, self._heard)
+        what = PluginRegistration(self._socket, self._on_status)
         registration_rpc.add_RegistrationServicer_to_server(what, server)  # type: ignore[no-untyped-call]
 
     async def _stop(self) -> None:
         self.is_registered = False
         await self._sockets.stop()
 
-    def _heard(self, registered: bool, error: str) -> None:
+    def _on_status(self, registered: bool, error: str) -> None:
         self.is_registered = registered
         if not registered:
             log.warning("registration failed", driver=DRA_DRIVER, reason=error[:256])

@@ -24,7 +24,7 @@ OVERUSED: Final = f"{DOMAIN}/over-used"
 _VERSION_PARTS: Final = 3
 
 
-def version_of(text: str) -> str | None:
+def format_version(text: str) -> str | None:
     """Write a driver's version as a semantic version; None if it is none: `570.00` is 570.0.0."""
     parts = text.split(".")
     if not all(part.isdecimal() for part in parts) or len(parts) > _VERSION_PARTS:
@@ -43,7 +43,7 @@ def order_by_room(cards: Sequence[Card], *, fullest_first: bool = True) -> list[
     return sorted(cards, key=lambda card: (sign * card.free_units, card.index))
 
 
-def device_of(
+def describe_device(
     name: str, card: Card, gpu: GpuCard, unit_mib: int, driver: str | None, *, overused: bool = False
 ) -> dict[str, Any]:
     """Describe a card as a device.
@@ -71,7 +71,7 @@ def device_of(
         "health": {"string": "healthy" if card.healthy else "unhealthy"},
         "type": {"string": "gpu" if gpu.parent is None else "mig"},
     }
-    version = version_of(driver) if driver is not None else None
+    version = format_version(driver) if driver is not None else None
     if version is not None:
         attributes["driverVersion"] = {"version": version}
     if gpu.architecture:
@@ -98,7 +98,9 @@ def device_of(
     return device
 
 
-def slices(node: str, devices: Sequence[Mapping[str, Any]], owner: Mapping[str, Any]) -> list[dict[str, Any]]:
+def make_slices(
+    node: str, devices: Sequence[Mapping[str, Any]], owner: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Make the slices of a node's pool, with devices in the order to try, without the pool's generation."""
     parts = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [[]]
     return [

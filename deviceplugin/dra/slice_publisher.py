@@ -15,11 +15,11 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.dra.resource_slices import (
     SLICES,
-    device_of,
+    describe_device,
     differs,
     is_shared,
+    make_slices,
     order_by_room,
-    slices,
 )
 from deviceplugin.gpus.api.source import GpuCard
 from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
@@ -129,7 +129,7 @@ class SlicePublisher(Sink[SliceObject]):
         by_room = order_by_room(cards, fullest_first=not self._spreads)
         charged = charge_cards(ledger.accounts)
         devices = [
-            device_of(
+            describe_device(
                 names[card.uuid],
                 card,
                 gpus[card.uuid],
@@ -147,7 +147,7 @@ class SlicePublisher(Sink[SliceObject]):
             "name": self._node_name,
             "uid": node.metadata.uid if node is not None else "",
         }
-        return slices(self._node_name, devices, owner)
+        return make_slices(self._node_name, devices, owner)
 
     async def _step(self) -> float | None:
         if self._found is None or self._node_view.node is None or not self._ready():

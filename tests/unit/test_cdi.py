@@ -23,7 +23,7 @@ from deviceplugin.containers.device_lists import (
     DeviceListStrategies,
 )
 from deviceplugin.containers.device_nodes import DeviceNodes
-from deviceplugin.dra.cdi_files import device_of
+from deviceplugin.dra.cdi_files import name_device
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.gpus.simulated.profile import load_profile
@@ -449,5 +449,5 @@ def test_a_specification_is_parsed_once_as_long_as_it_stays(
 
 
 def test_every_request_of_a_claim_has_a_device_of_its_own() -> None:
-    assert device_of("uid", "card") == "uid-card"
-    assert device_of("uid", "card/large") != device_of("uid", "card-large")
+    assert name_device("uid", "card") == "uid-card"
+    assert name_device("uid", "card/large") != name_device("uid", "card-large")

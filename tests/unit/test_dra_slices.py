@@ -13,11 +13,11 @@ from allocator.ledger import Ledger
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.dra.resource_slices import (
     MOST_DEVICES,
-    device_of,
+    describe_device,
     differs,
+    format_version,
+    make_slices,
     order_by_room,
-    slices,
-    version_of,
 )
 from deviceplugin.dra.slice_publisher import SlicePublisher
 from deviceplugin.gpus.api.source import GpuCard
@@ -31,7 +31,7 @@ OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u"}
 def describe(
     card: Card = CARD, gpu: GpuCard = GPU, driver: str | None = "580.65.06", *, overused: bool = False
 ) -> dict[str, Any]:
-    return device_of("gpu-1", card, gpu, 1024, driver, overused=overused)
+    return describe_device("gpu-1", card, gpu, 1024, driver, overused=overused)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_devices_have_names_that_are_dns_labels(uuids: list[str], names: list[st
     ],
 )
 def test_a_driver_version_is_a_semantic_one(text: str, version: str | None) -> None:
-    assert version_of(text) == version
+    assert format_version(text) == version
 
 
 def test_a_card_has_its_size_as_capacity_whatever_is_used() -> None:
@@ -153,25 +153,27 @@ def test_the_first_device_that_fits_is_the_one_of_the_policy() -> None:
 
 
 def test_many_devices_are_several_slices_of_one_pool() -> None:
-    made = slices("n1", [{"name": f"d{at}"} for at in range(MOST_DEVICES + 1)], OWNER)
+    made = make_slices("n1", [{"name": f"d{at}"} for at in range(MOST_DEVICES + 1)], OWNER)
     assert [len(one["spec"]["devices"]) for one in made] == [MOST_DEVICES, 1]
     assert all(one["spec"]["pool"] == {"name": "n1", "resourceSliceCount": 2} for one in made)
-    assert [one["spec"]["devices"] for one in slices("n1", [], OWNER)] == [[]]
+    assert [one["spec"]["devices"] for one in make_slices("n1", [], OWNER)] == [[]]
 
 
 def test_defaults_of_the_api_server_are_no_difference() -> None:
-    (wanted,) = slices("n1", [describe(replace(CARD, cordoned=True)), {"name": "b"}], OWNER)
-    (found,) = slices("n1", [describe(replace(CARD, cordoned=True)), {"name": "b"}], OWNER)
+    (wanted,) = make_slices("n1", [describe(replace(CARD, cordoned=True)), {"name": "b"}], OWNER)
+    (found,) = make_slices("n1", [describe(replace(CARD, cordoned=True)), {"name": "b"}], OWNER)
     found["spec"]["pool"]["generation"] = 7
     found["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-01T00:00:00Z"
     assert not differs(wanted, found)
 
     found["spec"]["devices"].reverse()
     assert differs(wanted, found)
-    assert differs(slices("n1", [describe()], OWNER)[0], slices("n1", [describe(driver="1.2.3")], OWNER)[0])
+    assert differs(
+        make_slices("n1", [describe()], OWNER)[0], make_slices("n1", [describe(driver="1.2.3")], OWNER)[0]
+    )
 
 
 def test_a_taint_that_is_to_go_is_a_difference() -> None:
-    (wanted,) = slices("n1", [describe()], OWNER)
-    (found,) = slices("n1", [describe(replace(CARD, cordoned=True))], OWNER)
+    (wanted,) = make_slices("n1", [describe()], OWNER)
+    (found,) = make_slices("n1", [describe(replace(CARD, cordoned=True))], OWNER)
     assert differs(wanted, found)

@@ -95,14 +95,14 @@ MUTANTS = (
     ),
     Mutant(
         "node: a claim takes no more than the card has",
-        claim_service.ClaimService._problem,
+        claim_service.ClaimService._find_shortage,
         "if others + before + units > card.size_units:",
         "if False:",
         troubled,
     ),
     Mutant(
         "node: a claim takes no more than the card gives of its compute",
-        claim_service.ClaimService._compute_problem,
+        claim_service.ClaimService._find_compute_shortage,
         "if others + before + percent > accounts.compute_limit:",
         "if False:",
         troubled,
@@ -123,7 +123,7 @@ MUTANTS = (
     ),
     Mutant(
         "node: a claim is counted before its file is written",
-        claim_service.ClaimService._take,
+        claim_service.ClaimService._prepare_new,
         "self._prepared.add(prepared)",
         "pass",
         troubled,

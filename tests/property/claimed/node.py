@@ -73,7 +73,7 @@ class DiskCdi(CdiFiles):
     def remove(self, claim_uid: str) -> None:
         self._files.pop(claim_uid, None)
 
-    def claims(self) -> set[str]:
+    def list_claims(self) -> set[str]:
         return set(self._files)
 
 
