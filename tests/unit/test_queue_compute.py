@@ -202,3 +202,18 @@ def test_room_is_looked_for_again_once_a_card_gives_away_more_compute() -> None:
     assert world.queue.update_reservations(world.now) == []
     world.node("n", (16,), (16,), compute=(100,), compute_limit=200)
     assert [node for _, node in world.queue.update_reservations(world.now)] == ["n"]
+
+
+def test_room_is_kept_for_containers_that_fit_in_one_way_only() -> None:
+    """Whoever fills the first card best with 3 and 5 leaves no room for 7."""
+    world = QueueWorld()
+    world.node("n", (10, 10), (10, 10))
+    containers = [container(f"c{number}", units) for number, units in enumerate((3, 5, 7, 5))]
+    uid = world.pod("p", containers=containers)
+    requirements = world.queue.queued_pods[uid].requirements
+    assert requirements is not None
+    planner = ReservationPlanner(world.queue.capacity, uid)
+    found = planner.plan_workload([(uid, requirements)])
+    assert found[uid].cards == (0, 1)
+    world.queue.capacity.reservations.add_reservation(uid, found[uid])
+    assert ReservationPlanner(world.queue.capacity, uid).can_serve([(uid, requirements)])

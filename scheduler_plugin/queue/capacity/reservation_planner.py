@@ -5,13 +5,15 @@ short counts as that part of the card's units. Cards planned for earlier pods of
 A single pod is a workload of one.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from allocator.cards import Card, CardAmounts
+from allocator.cards import Card, CardAmounts, add_amounts
+from allocator.place import place
+from allocator.request import PodRequest
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
 from scheduler_plugin.cache.arrays import LongArray, RowArray
 from scheduler_plugin.cache.cards import build_charged_cards
@@ -26,9 +28,8 @@ from scheduler_plugin.scheduling.fit_counts import NEVER, compute_least_missing
 class _PlannedLoad:
     """Load of one node: pods of the workload, and reservations of other workloads."""
 
-    units: list[int]
-    compute: list[int]
     others: NodeReservations
+    cards: dict[int, CardAmounts] = field(default_factory=dict)
     amounts: Amounts = NOTHING
 
 
@@ -38,8 +39,7 @@ class _PlannedPlace:
 
     missing: int
     row: int
-    units: dict[int, int] = field(default_factory=dict)
-    compute: dict[int, int] = field(default_factory=dict)
+    cards: Mapping[int, CardAmounts]
 
 
 class ReservationPlanner:
@@ -160,38 +160,27 @@ class ReservationPlanner:
             return None
         if not self._has_slot(load, nodes.names[row]):
             return None
-        cards, open_units = build_charged_cards(nodes, row), nodes.evictable[row].tolist()
-        admits = self._capacity.make_query(requirements).policy_request.admits
-        units, spot, rules = list(load.units), _PlannedPlace(0, row), requirements.request.rules
-        limit, planned = int(nodes.compute_limit[row]), list(load.compute)
-        models = nodes.model[row].tolist()
-        for demand in requirements.request.demands:
-            needs = [demand.units_on(size) for size in open_units]
-            # Of cards that need equally much the one that the pod fills best: others stay whole.
-            able = sorted(
-                (
-                    _compute_missing(card, (units[at], planned[at]), (needs[at], demand.compute)),
-                    max(0, card.free_units - units[at] - needs[at]),
-                    at,
-                )
-                for at, card in enumerate(cards)
-                if open_units[at] >= units[at] + needs[at]
-                and (not demand.compute or limit >= planned[at] + demand.compute)
-                and at not in load.others.cards
-                and (admits is None or admits[row, at])
-                and (among is None or at in among)
-                and not (rules.apart and at in spot.units)
+        query, cards = self._capacity.make_query(requirements), build_charged_cards(nodes, row)
+        is_open = nodes.evictable[row] > 0
+        if query.policy_request.admits is not None:
+            is_open &= query.policy_request.admits[row]
+        left = [
+            _plan_on_card(card, load.cards.get(at, (0, 0)))
+            if is_open[at] and at not in load.others.cards and (among is None or at in among)
+            else card.with_free_units(0)
+            for at, card in enumerate(cards)
+        ]
+        chosen = _choose_cards(requirements.request, cards, left)
+        if chosen is None:
+            # In the order of the demands they may not fit, and together they do.
+            placed = self._capacity.call_policy(
+                requirements, lambda: place(left, query.request, query.policy_request.card_policy), None
             )
-            able = _take_first(able, demand.cards, models if rules.same_model else None)
-            if len(able) < demand.cards:
+            if placed is None:
                 return None
-            for short, _, card in able:
-                spot.missing += short
-                units[card] += needs[card]
-                planned[card] += demand.compute
-                spot.units[card] = spot.units.get(card, 0) + needs[card]
-                spot.compute[card] = spot.compute.get(card, 0) + demand.compute
-        return spot
+            chosen = placed.amounts
+        missing = sum(_compute_missing(cards[at], left[at], *asked) for at, asked in chosen.items())
+        return _PlannedPlace(missing, row, chosen)
 
     def _has_slot(self, load: _PlannedLoad, node: str) -> bool:
         pods = load.amounts.pods + load.others.amounts.pods
@@ -201,12 +190,10 @@ class ReservationPlanner:
         load = self._get_load(spot.row)
         amounts = requirements.amounts.without_sums()
         load.amounts = load.amounts.add(amounts)
-        for card, units in spot.units.items():
-            load.units[card] += units
-            load.compute[card] += spot.compute[card]
+        add_amounts(load.cards, spot.cards)
         nodes = self._capacity.state.nodes
         name, uuids = nodes.names[spot.row], nodes.uuids[spot.row]
-        cards = tuple(sorted(spot.units))
+        cards = tuple(sorted(spot.cards))
         return QueueReservation(self._workload_uid, name, cards, amounts, uuids)
 
     def _get_load(self, row: int) -> _PlannedLoad:
@@ -219,32 +206,66 @@ class ReservationPlanner:
                 if self._alone
                 else self._capacity.reservations.sum_others(self._workload_uid, name, uuids)
             )
-            load = self._loads[row] = _PlannedLoad(
-                [0] * nodes.size.shape[1], [0] * nodes.size.shape[1], others
-            )
+            load = self._loads[row] = _PlannedLoad(others)
         return load
 
 
-def _compute_missing(card: Card, planned: CardAmounts, asked: CardAmounts) -> int:
-    """Compute how many units must become free on a card for more than is planned there already."""
+def _choose_cards(
+    request: PodRequest, cards: Sequence[Card], left: Sequence[Card]
+) -> Mapping[int, CardAmounts] | None:
+    """Choose the cards that lack least for one demand after the other; None where that leaves one without.
+
+    Args:
+        cards: As they are.
+        left: As they are without their pods and with what is planned.
+    """
+    room, chosen = list(left), dict[int, CardAmounts]()
+    for demand in request.demands:
+        needs = [(demand.units_on(card.size_units), demand.compute) for card in cards]
+        # Of cards that need equally much the one that the pod fills best: others stay whole.
+        able = sorted(
+            (_compute_missing(card, there, *need), max(0, card.free_units - there.used_units - need[0]), at)
+            for at, (card, there, need) in enumerate(zip(cards, room, needs, strict=True))
+            if there.has_room(*need)
+        )
+        able = _take_first(able, demand.cards, cards if request.rules.same_model else None)
+        if len(able) < demand.cards:
+            return None
+        for _, _, at in able:
+            room[at] = request.rules.take(room[at], *needs[at])
+            add_amounts(chosen, {at: needs[at]})
+    return chosen
+
+
+def _plan_on_card(card: Card, planned: CardAmounts) -> Card:
+    """Return a card without its pods and with what is planned."""
+    return replace(card, used_units=planned[0], compute_used=planned[1])
+
+
+def _compute_missing(card: Card, left: Card, units: int, compute: int) -> int:
+    """Compute how many units must become free on a card for more than is planned there.
+
+    Args:
+        left: See `_plan_on_card`.
+    """
     before, after = (
         max(short, percent * card.size_units // max(1, card.compute_limit))
         for short, percent in (
-            card.compute_shortage(*planned),
-            card.compute_shortage(planned[0] + asked[0], planned[1] + asked[1]),
+            card.compute_shortage(left.used_units, left.compute_used),
+            card.compute_shortage(left.used_units + units, left.compute_used + compute),
         )
     )
-    return after - before if planned[0] else after
+    return after - before if left.used_units else after
 
 
 def _take_first(
-    able: list[tuple[int, int, int]], count: int, models: Sequence[int] | None
+    able: list[tuple[int, int, int]], count: int, cards: Sequence[Card] | None
 ) -> list[tuple[int, int, int]]:
-    """Take the first `count` cards; with `models` (by card), of the model that lacks the fewest units."""
-    if models is None or count == 1:
+    """Take the first `count` cards; with `cards`, of the model that lacks the fewest units."""
+    if cards is None or count == 1:
         return able[:count]
-    groups: dict[int, list[tuple[int, int, int]]] = {}
+    groups: dict[str, list[tuple[int, int, int]]] = {}
     for each in able:
-        groups.setdefault(models[each[2]], []).append(each)
+        groups.setdefault(cards[each[2]].model, []).append(each)
     enough = [group[:count] for group in groups.values() if len(group) >= count]
     return min(enough, key=lambda group: [sum(amounts) for amounts in zip(*group, strict=True)], default=[])
