@@ -181,13 +181,13 @@ class RefusedPodRetrier:
         try:
             if not known and not _was_refused(await self._api.get(path, timeout_s=WRITE_S)):
                 return True
-            self.fits(pod.uid)
-            log.info("pod fits by now, and is tried again", pod=name)
             await write_scheduled(self._api, pod.namespace, pod.name, probed, uid=pod.uid, timeout_s=WRITE_S)
         except KubeApiError as error:
             log.info("pod is not tried again", pod=name, error=str(error))
             # Gone, another pod of the name, or nothing that may be written; else it may work later.
             return isinstance(error, NotFound | Invalid | Conflict)
+        self.fits(pod.uid)
+        log.info("pod fits by now, and is tried again", pod=name)
         return True
 
     def _forget_pod(self, pod: PodRecord) -> None:

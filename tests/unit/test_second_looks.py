@@ -153,11 +153,17 @@ async def test_only_the_leader_looks_and_only_at_a_view_that_can_be_trusted(setu
 async def test_a_patch_that_failed_is_repeated_where_it_may_work(
     setup: Setup, error: KubeApiError, again: list[str]
 ) -> None:
+    counted: list[str] = []
+    setup.looks.fits.connect(counted.append)
     setup.ask()
     setup.use(8)
     setup.api.error = error
     assert await setup.look() == ["p"]
     assert await setup.look() == again
+    assert counted == []
+    setup.api.error = None
+    assert await setup.look() == again
+    assert counted == [f"uid-{name}" for name in again]
 
 
 async def test_a_refusal_during_the_patch_counts(setup: Setup) -> None:
