@@ -437,3 +437,26 @@ async def test_a_pod_that_is_bound_before_its_requeue_is_written_stays(config: s
     await running.pass_time(121)
     assert [(each, "/p1" in path) for each, path in running.asked] == [(verb, False)]
     task.cancel()
+
+
+async def test_a_node_whose_cards_were_taken_before_the_admission_is_sent_is_not_named() -> None:
+    """The pod would be bound to that node for good, and wait for it however much room others have."""
+
+    class Filling(Running):
+        def answer(self, verb: str, path: str, body: Any) -> Any:
+            if path.endswith("/first"):
+                self.world.node("n1", (16, 16), (16, 16), cpu="100000", memory="100000Gi")
+                self.world.node("n2", (16, 16))
+            return super().answer(verb, path, body)
+
+    running = Filling(f"mode: batch\n{TWO}")
+    task = asyncio.create_task(running.controller.run())
+    running.world.pod("first", 16, created=1)
+    running.world.pod("p", 16, created=2)
+    for _ in range(3):
+        await running.pass_time()
+    nodes = [
+        str(body) for (_, path), body in zip(running.asked, running.bodies, strict=True) if "/p" in path[-2:]
+    ]
+    assert ["n2" in text for text in nodes] == [True]
+    task.cancel()

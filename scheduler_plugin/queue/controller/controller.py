@@ -223,7 +223,7 @@ class Controller:
             cards = self.queue.list_planned_cards(member.uid)
             answer = (
                 WriteResult(WriteOutcome.REFUSED)
-                if self.queue.has_left_queue(pod)
+                if self.queue.is_outdated(pod, node)
                 else await self._writer.admit_pod(pod, node, cards, member.others)
             )
         self._record_result(admitted, member, pod, answer)

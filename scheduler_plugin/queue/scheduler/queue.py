@@ -298,9 +298,15 @@ class Queue:
         assigned = assumed.assigned if assumed is not None else None
         return sorted({uuid for uuid, _ in chain.from_iterable((assigned or {}).values())})
 
-    def has_left_queue(self, pod: QueuedPod) -> bool:
-        """Return True if an admission must not be written: the pod names another queue by now."""
-        return self._membership.has_left_queue(pod)
+    def is_outdated(self, pod: QueuedPod, node: str) -> bool:
+        """Return True if an admission must not be written any more.
+
+        The pod names another queue by now, or the cards were taken that it was to have on the node that the
+        admission names; empty: it names none.
+        """
+        assumed = self.state.get_assumed(pod.uid)
+        is_displaced = bool(node) and (assumed is None or assumed.node != node)
+        return is_displaced or self._membership.has_left_queue(pod)
 
     def may_name_node(self, pod: QueuedPod) -> bool:
         """Return False for a pod that kube-scheduler places by the topology constraints of its PodGroup."""
