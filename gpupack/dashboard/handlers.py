@@ -256,7 +256,7 @@ class DashboardHandlers:
         )
 
     async def fit(self, request: web.Request) -> web.Response:
-        """GET /api/fit?units=N&cards=N&model=LIST&percent=1&compute=N."""
+        """GET /api/fit?units=N,N and what `read_fit_question` reads besides."""
         return await _answer(self._answers.count_fit(request.query), 400)
 
     @asynccontextmanager

@@ -7,7 +7,7 @@ docs/teams.md.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -269,5 +269,5 @@ class MemberDashboard:
         return await self._ask("why", {"pod": pod})
 
     async def count_fit(self, query: Mapping[str, str]) -> bytes:
-        names: Any = ("units", "cards", "model", "percent", "compute")
-        return await self._ask("fit", {"units": 1, **{key: query[key] for key in names if key in query}})
+        asked = {name: text for name, text in query.items() if name != "namespace"}
+        return await self._ask("fit", {"units": 1, **asked})

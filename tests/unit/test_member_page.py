@@ -176,8 +176,9 @@ async def test_questions_of_the_page_are_those_of_the_commands(
     cluster: InCluster, dashboard: MemberDashboard
 ) -> None:
     await dashboard.explain_pod(TEAM, "waits")
-    await dashboard.count_fit({"units": "8", "cards": "2", "namespace": OTHER})
-    assert cluster.asked == [("why", {"pod": "waits"}), ("fit", {"units": "8", "cards": "2"})]
+    about = {"units": "8", "cards": "2", "gang": "4", "containers": "apart", "mixed-models": "1"}
+    await dashboard.count_fit({**about, "namespace": OTHER})
+    assert cluster.asked == [("why", {"pod": "waits"}), ("fit", about)]
     with pytest.raises(InputError, match='namespace "team-b"; allowed: "team-a"'):
         await dashboard.explain_pod(OTHER, "theirs-1")
 
