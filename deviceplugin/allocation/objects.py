@@ -1,8 +1,8 @@
 """The parts of Pod and Node objects that the daemon reads; nothing else is decoded."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -19,7 +19,6 @@ from allocator.names import (
 from allocator.packing import NodeWords, read_node
 from allocator.quantity import canonical
 from allocator.records import (
-    Assignment,
     CardRecord,
     Holds,
     load_assigned,
@@ -28,14 +27,27 @@ from allocator.records import (
     load_holds,
 )
 from allocator.request import PodRequest, parse_admitted
-from kubeapi.objects import SCHEDULED, Pod, WritableNode
+from kubeapi.objects import SCHEDULED, KubeObject, Pod, WritableNode
 
 # Nearly every state of the Node has the texts of the one before; a thousand pods take some 0.3 ms to read.
 _load_holds: Final = lru_cache(maxsize=2)(load_holds)
 _load_cards: Final = lru_cache(maxsize=2)(load_cards)
 
+T = TypeVar("T")
+
 _RAN: Final = frozenset({"Running", "Succeeded"})
 _FAILED: Final = "Failed"
+
+
+def _read_annotation(
+    item: KubeObject, name: str, load: Callable[[str], T]
+) -> tuple[T | None, AllocatorError | None]:
+    """Read an annotation, None if it is missing or cannot be read, and say what was wrong with it."""
+    text = item.metadata.get_annotation(name)
+    try:
+        return None if text is None else load(text), None
+    except AllocatorError as error:
+        return None, error
 
 
 class PodObject(Pod):
@@ -63,7 +75,7 @@ class PodObject(Pod):
         request = request or claimed
         if request is None:
             return None, problem
-        assigned, wrong = self._assigned()
+        assigned, wrong = _read_annotation(self, POD_ASSIGNED, load_assigned)
         pod = LedgerPod(
             uid=self.metadata.uid,
             namespace=self.metadata.namespace,
@@ -99,13 +111,6 @@ class PodObject(Pod):
         """Names of containers that do not run any more, at least not now."""
         told = self.status.list_containers()
         return frozenset(each.name for each in told if each.state and each.state.terminated is not None)
-
-    def _assigned(self) -> tuple[Assignment | None, RequestError | None]:
-        text = self.metadata.get_annotation(POD_ASSIGNED)
-        try:
-            return (None if text is None else load_assigned(text)), None
-        except RequestError as error:
-            return None, error
 
 
 class NodeObject(WritableNode):
@@ -146,27 +151,16 @@ class NodeObject(WritableNode):
 
     def read_accounted_pods_or_error(self) -> tuple[Holds | None, AllocatorError | None]:
         """Read the accounted pods, None if they cannot be read, and say what was wrong with them."""
-        text = self.metadata.get_annotation(NODE_HOLDS)
-        try:
-            return (None if text is None else _load_holds(text)), None
-        except AllocatorError as error:
-            return None, error
+        return _read_annotation(self, NODE_HOLDS, _load_holds)
 
     def read_cards(self) -> tuple[CardRecord, ...] | None:
         """Read the inventory, None if it cannot be read."""
-        text = self.metadata.get_annotation(NODE_CARDS)
-        try:
-            return None if text is None else _load_cards(text)
-        except AllocatorError:
-            return None
+        return _read_annotation(self, NODE_CARDS, _load_cards)[0]
 
     def read_cordon(self) -> tuple[frozenset[str], AllocatorError | None]:
         """Read the cards that people want free, and what was wrong with the list."""
-        text = self.metadata.get_annotation(NODE_CORDON)
-        try:
-            return (frozenset() if text is None else load_cordon(text)), None
-        except AllocatorError as error:
-            return frozenset(), error
+        cordoned, problem = _read_annotation(self, NODE_CORDON, load_cordon)
+        return cordoned or frozenset(), problem
 
     @staticmethod
     def _packed(resources: Mapping[str, Any] | None) -> dict[str, Any]:
