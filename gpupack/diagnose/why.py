@@ -67,11 +67,8 @@ def explain_pod(
         InputError: there is no such pod.
     """
     pod = cluster.find_pod(namespace, name)
-    unit = read_requested_unit(pod)
-    if unit:
-        cluster = cluster.in_unit(unit)
-    about = _PodExplainer(cluster, pod, tuple(events), queued)
-    if unit is None and not about.has_cards_by_claims:
+    about = _PodExplainer(cluster.in_unit_of(pod), pod, tuple(events), queued)
+    if read_requested_unit(pod) is None and not about.has_cards_by_claims:
         return about.explain_no_cards()
     if pod.has_ended:
         return about.explain_ended()

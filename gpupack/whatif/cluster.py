@@ -173,11 +173,16 @@ class Cluster:
         groups = self.pod_groups, self.coscheduling_groups
         return Cluster(nodes, pods, unit_mib, self.budgets, self.source, self.claims, self.queue, *groups)
 
+    def in_unit_of(self, pod: Pod) -> "Cluster":
+        """Make a view of the cluster in the unit that a pod asks in, else in that of its node."""
+        unit_mib = read_requested_unit(pod) or self._units.get_unit(pod.spec.node_name)
+        return self.in_unit(unit_mib or self.unit_mib)
+
     def in_unit(self, unit_mib: int) -> "Cluster":
         """Make a view of the cluster for pods that ask in units of a given size in MiB."""
         if unit_mib == self.unit_mib:
             return self
-        if unit_mib not in self._units:
+        if unit_mib not in self._units.units:
             # Who creates pods may ask in millions of units: one that no node publishes costs no look at all.
             view = Cluster({}, {}, unit_mib, self.budgets, self.source)
             view.pod_groups, view.coscheduling_groups = self.pod_groups, self.coscheduling_groups
@@ -189,9 +194,8 @@ class Cluster:
         return self._views[unit_mib]
 
     @DerivedValue
-    def _units(self) -> frozenset[int]:
-        """Units that nodes publish, MiB."""
-        return UnitCounter(self.nodes.values()).units
+    def _units(self) -> "UnitCounter":
+        return UnitCounter(self.nodes.values())
 
     @DerivedValue
     def _views(self) -> "dict[int, Cluster]":
@@ -417,6 +421,10 @@ class UnitCounter:
         unit = self._unit_by_node.pop(name, None)
         if unit is not None:
             self._counts[unit] -= 1
+
+    def get_unit(self, name: str) -> int | None:
+        """Return the MiB of the unit of a node's words; None if it publishes none that can be read."""
+        return self._unit_by_node.get(name)
 
     @property
     def units(self) -> frozenset[int]:

@@ -1,5 +1,6 @@
 """What why, fit and snapshot say: the right node, the right reason, and what was left out."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,19 +8,19 @@ from click.testing import CliRunner
 from msgspec import structs
 
 import gpupack
-from allocator.names import PACKED_LAYOUT, PERCENT_RESOURCE, POD_ALLOCATION, resource_name
+from allocator.names import PACKED_LAYOUT, PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, resource_name
 from allocator.place import place
-from allocator.records import MemoryRecord, dump_allocation
+from allocator.records import MemoryRecord, dump_allocation, dump_assigned
 from gpupack import InputError
 from gpupack.cli.fit import fit
 from gpupack.diagnose import explain_pod
 from gpupack.rebalance.advise import advise_start
-from gpupack.whatif import FitQuestion, answer_fit
+from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.rendering import format_fit, format_why
 from gpupack.whatif.snapshot import make_snapshot
 from scheduler_plugin.cache.cards import build_cards
 from tests.ask_world import Node, Pod, World, by_extender, without_words
-from tests.cluster_builders import uuid
+from tests.cluster_builders import in_percent, node_object, pod_object, uuid
 
 GIB = resource_name(1024)
 
@@ -144,6 +145,20 @@ def test_a_running_pod_is_told_its_compute():
     for held, said in (("", ""), ("mps", " (mps)"), ("accounted", ", and nothing refuses more")):
         told = format_why(structs.replace(answer, cards=(structs.replace(card, compute_held=held),)))
         assert f"of its compute 40 percent are promised to it{said}, 65 percent by all together" in told
+
+
+def test_a_running_pod_that_asks_for_a_share_is_told_it_in_the_unit_of_its_node():
+    """Most nodes count in another one: half a card of 16 GiB was told to be 16 of 32 GiB."""
+    shares = {POD_ASSIGNED: dump_assigned({"main": ((uuid("n", 0), 16),)})}
+    made = [
+        node_object("n", (32,), (16,), unit_mib=512),
+        node_object("m", (16,)),
+        node_object("o", (16,)),
+    ]
+    half = pod_object("p", node="n", phase="Running", containers=[in_percent(50)], annotations=shares)
+    items = [each | {"kind": "Node"} for each in made] + [half | {"kind": "Pod"}]
+    answer = explain_pod(Cluster.from_json(json.dumps({"items": items})), "default", "p")
+    assert "promised to it 8 GiB of 16 GiB" in format_why(answer)
 
 
 @pytest.mark.parametrize(
