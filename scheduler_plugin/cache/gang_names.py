@@ -5,6 +5,7 @@ https://github.com/kubernetes-sigs/scheduler-plugins, pkg/coscheduling, for thos
 https://github.com/kubernetes-sigs/lws, api/leaderworkerset/v1.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -16,6 +17,15 @@ GROUP_LABELS: Final = ("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.si
 
 WORKER_GROUP_LABELS: Final = ("leaderworkerset.sigs.k8s.io/name", "leaderworkerset.sigs.k8s.io/group-index")
 """Labels that name a pod's LeaderWorkerSet, and its group in it."""
+
+MAX_GANG: Final = 1024
+_SIZE: Final = re.compile(r"[1-9][0-9]{0,3}")
+
+
+def parse_gang_size(text: str | None) -> int:
+    """Parse the number of pods of a gang; 0 if it is not a whole number from 1 to `MAX_GANG`."""
+    size = int(text) if text is not None and _SIZE.fullmatch(text) else 0
+    return size if size <= MAX_GANG else 0
 
 
 def read_group_label(labels: Mapping[str, str] | None) -> tuple[str, str]:

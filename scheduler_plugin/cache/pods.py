@@ -17,6 +17,7 @@ from allocator.names import (
     PLACEHOLDER_SCHEDULER,
     POD_ALLOCATION,
     POD_ASSIGNED,
+    POD_GANG_SIZE,
     POD_NODE_POLICY,
     POD_PLANNED,
     POD_REQUEUED,
@@ -29,7 +30,7 @@ from allocator.request import PodRequest, parse_admitted
 from kubeapi.metadata import parse_resource_version, parse_time
 from kubeapi.objects import Container, Pod, ResourceList, ResourceRequirements
 from scheduler_plugin.cache.amounts import Amounts, ResourceAmounts
-from scheduler_plugin.cache.gang_names import read_gang_key
+from scheduler_plugin.cache.gang_names import parse_gang_size, read_gang_key
 
 STANDARD_RESOURCES: Final = frozenset({"cpu", "memory", "pods"})
 """Resources that are no further ones, beside those of `OWN_PREFIX`."""
@@ -63,6 +64,8 @@ class PodRecord:
         start_time: When the kubelet accepted it, as the API writes times; empty before. This and the
             following fields are read only for pods that ask for cards.
         gang: Namespace and name of the gang that it starts and ends with; None for none.
+        gang_size: Number of its gang's pods by its annotation, which counts also where its PodGroup lets them
+            start one by one; 0 if that says none.
         is_mirror: True for a static pod of the kubelet, which no eviction ends.
         is_gated: True if it has scheduling gates, so that kube-scheduler leaves it alone, or is
             requeued.
@@ -90,6 +93,7 @@ class PodRecord:
     start_time: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     gang: tuple[str, str] | None = None
+    gang_size: int = 0
     is_mirror: bool = False
     is_gated: bool = False
     planned_uuids: frozenset[str] = frozenset()
@@ -273,6 +277,7 @@ def read_pod(pod: Pod, resource: str) -> PodRecord:
         start_time=(pod.status.start_time or "") if asked else "",
         labels=(meta.labels or {}) if asked else {},
         gang=read_gang_key(pod) if asked else None,
+        gang_size=parse_gang_size((meta.annotations or {}).get(POD_GANG_SIZE)) if asked else 0,
         scheduling_group=pod.scheduling_group,
         is_mirror=asked and pod.is_mirror,
         is_gated=pod.is_gated or requeued,

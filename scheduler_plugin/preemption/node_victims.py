@@ -50,7 +50,8 @@ class NodeUnderPreemption:
 
     def list_gang(self, pod: PodRecord) -> Collection[PodRecord]:
         """List a pod and the other running pods of its gang."""
-        if pod.scheduling_group is not None and not self.pod_groups.ends_together(pod.scheduling_group):
+        group = pod.scheduling_group
+        if group is not None and pod.gang_size <= 1 and not self.pod_groups.ends_together(group):
             return (pod,)
         members = self.gangs.get(pod.gang) if pod.gang is not None else None
         return members.values() if members and pod.uid in members else (pod,)

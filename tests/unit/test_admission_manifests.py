@@ -7,7 +7,8 @@ from allocator.policies import CARD_POLICIES
 from allocator.registry import NAME, is_name
 from allocator.request import MAX_CARDS, MAX_UNITS
 from allocator.selector import MAX_PATTERNS
-from scheduler_plugin.queue.cache.pods import MAX_DATA, MAX_GANG
+from scheduler_plugin.cache.gang_names import MAX_GANG
+from scheduler_plugin.queue.cache.pods import MAX_DATA
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from tests.manifest_objects import BUILDS, objects, text_of
 

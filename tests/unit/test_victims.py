@@ -215,11 +215,17 @@ def test_a_victim_of_a_gang_counts_with_all_of_it(
     assert found.cost[:4] == compute_cost(found.lost)
 
 
-@pytest.mark.parametrize(("count", "expected"), [(2, {"b"}), (0, {"a"})], ids=["gang", "no-gang"])
+@pytest.mark.parametrize(
+    ("count", "size", "expected"),
+    [(2, "", {"b"}), (0, "", {"a"}), (0, "2", {"b"}), (0, "1", {"a"}), (0, "two", {"a"})],
+    ids=["gang", "no-gang", "gang-by-annotation", "alone-by-annotation", "annotation-unreadable"],
+)
 def test_a_victim_of_a_pod_group_counts_with_all_of_it_if_that_is_a_gang(
-    count: int, expected: set[str]
+    count: int, size: str, expected: set[str]
 ) -> None:
-    group: dict[str, Any] = {"spec": {"schedulingGroup": {"podGroupName": "g"}}}
+    """kube-controller-manager makes PodGroups for Jobs that are no gangs, and for those that say they are."""
+    annotations = {POD_GANG: "other", POD_GANG_SIZE: size} if size else {}
+    group: dict[str, Any] = {"spec": {"schedulingGroup": {"podGroupName": "g"}}, "annotations": annotations}
     world = PreemptionWorld()
     world.state.pod_groups.put_group(pod_group("g", count))
     world.node("n", (8, 8))

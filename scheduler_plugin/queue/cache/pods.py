@@ -19,17 +19,15 @@ from allocator.names import (
     QUEUE_NAME,
 )
 from kubeapi.objects import OwnerReference, Pod, PodStatus
-from scheduler_plugin.cache.gang_names import read_gang_name, read_group_label
+from scheduler_plugin.cache.gang_names import MAX_GANG, parse_gang_size, read_gang_name, read_group_label
 from scheduler_plugin.cache.pod_groups import PodGroups, find_coscheduling_key
 from scheduler_plugin.cache.pods import is_requeued
 from scheduler_plugin.queue.cache.node_pins import list_pinned_nodes
 from scheduler_plugin.scheduling.reasons import REQUEUED
 
-MAX_GANG: Final = 1024
 MAX_NAME: Final = 253
 MAX_DATA: Final = 64
 MAX_FIRST_STAGE: Final = 999_999
-_SIZE: Final = re.compile(r"[1-9][0-9]{0,3}")
 _FIRST_STAGE: Final = re.compile(r"[0-9]{1,6}")
 
 
@@ -178,8 +176,8 @@ def read_gang(pod: Pod, groups: PodGroups[Pod] | None = None) -> tuple[str, int,
             label = read_group_label(labels)[0]
             return gang, 0, f"label {label} names a gang whose size is not known{why}; {how}"
         text, where = str(group.spec.min_member), f"minMember of PodGroup {shown(gang)}"
-    size = int(text) if text is not None and _SIZE.fullmatch(text) else 0
-    if not 1 <= size <= MAX_GANG:
+    size = parse_gang_size(text)
+    if not size:
         seen = "missing" if text is None else shown(text)
         allowed = f"allowed: a whole number from 1 to {MAX_GANG}"
         return gang, 0, f"{where} is {seen}; {allowed}"

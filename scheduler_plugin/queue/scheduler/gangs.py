@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from allocator.errors import shown
 from allocator.names import POD_GANG_SIZE
+from scheduler_plugin.cache.gang_names import MAX_GANG
 from scheduler_plugin.cache.pod_groups import GroupKey, PodGroups
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.queue.cache.pods import MAX_GANG
 from scheduler_plugin.queue.cache.queued_pods import Gang, GangState, Phase, QueuedPod, make_gang_uid
 from scheduler_plugin.queue.cache.queues import Queues
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload
