@@ -9,6 +9,7 @@ import msgspec
 from allocator.errors import shown
 from allocator.names import POD_PLANNED
 from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.gangs import find_gang_key
 from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.objects import OwnerReference, Pod
@@ -142,8 +143,10 @@ class MovablePods:
 
         That is for what it belongs to, for what people said of it, and for budgets.
         """
-        if reason := _explain_not_replaced(pod, record):
+        if reason := _explain_not_replaced(pod):
             return reason
+        if gang := find_gang_key(self._cluster, pod):
+            return f"it runs together with the other pods of gang {shown(gang[1])}"
         queue, rules = self._cluster.find_queue(pod), self._cluster.queue
         if queue and isinstance(rules, str):
             return f"queue {shown(queue)} would have to admit its successor, and the queue {rules}"
@@ -166,16 +169,16 @@ class MovablePods:
         return ""
 
 
-def _explain_not_replaced(pod: Pod, record: PodRecord) -> str:
-    """Say why a pod would not be created again, or not alone; empty: it would."""
-    owner, gang = pod.metadata.controller, record.gang
-    if record.is_mirror or owner is None:
+def _explain_not_replaced(pod: Pod) -> str:
+    """Say why a pod would not be created again; empty: it would."""
+    owner = pod.metadata.controller
+    if pod.is_mirror or owner is None:
         return "no controller replaces it"
     if owner.kind == "DaemonSet":
         return "it belongs to a DaemonSet, which wants it there"
     if owner.kind not in _REPLACING:
         return f"it is not known that {owner.kind} {owner.name} only makes it again when it is evicted"
-    return "" if gang is None else f"it runs together with the other pods of gang {shown(gang[1])}"
+    return ""
 
 
 def _unpin(pod: Pod) -> Pod:

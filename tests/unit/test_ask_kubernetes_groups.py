@@ -7,6 +7,7 @@ import pytest
 from allocator.names import POD_GANG, POD_GANG_SIZE
 from gpupack.autoscale.scale_down import find_nodes_to_keep
 from gpupack.diagnose.why import explain_pod
+from gpupack.rebalance.advise import advise_empty
 from gpupack.whatif.answers import PodExplanation
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import find_gang, format_gang
@@ -149,3 +150,10 @@ def test_a_node_with_pods_of_a_gang_is_not_drained(count: int, kept: list[str]) 
     cluster = make_cluster(*running, count=count)
     keeps = find_nodes_to_keep(cluster)
     assert [name for name, node in keeps.items() if node.reason == "gang"] == kept
+
+
+@pytest.mark.parametrize(("count", "moves"), [(2, 0), (0, 1)], ids=["gang", "no-gang"])
+def test_a_pod_is_moved_where_its_group_lets_each_pod_run_alone(count: int, moves: int) -> None:
+    """Its end was a way out, and a move of it was none, as if it ran together with the others."""
+    pods = (Pod("g0", 4, "n1", (0,)), Pod("g1", 4, "n1", (1,)))
+    assert len(advise_empty(make_cluster(*pods, count=count), "n1/0").moves) == moves
