@@ -53,7 +53,8 @@ class GrpcSockets:
     @property
     def are_ours(self) -> bool:
         """Whether the files at the paths are the sockets of the server that runs."""
-        return self._own == self._identify()
+        # One that was deleted before it could be identified is gone, too.
+        return None not in self._own and self._own == self._identify()
 
     def _identify(self) -> tuple[SocketId | None, ...]:
         return tuple(map(identify, self._paths))

@@ -5,11 +5,14 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from deviceplugin.errors import RegistrationError
 from deviceplugin.host.inotify import Inotify
+from deviceplugin.kubelet.grpc_sockets import GrpcSockets
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.sockets import (
     FolderWatch,
@@ -157,3 +160,31 @@ async def test_looks_once_a_second_where_the_kernel_has_no_watch(monkeypatch: py
             await until(lambda: seen)
         await until(lambda: watch._open)
         await watch.__aexit__(None, None, None)
+
+
+async def test_a_socket_that_a_starting_kubelet_deletes_as_it_is_made_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with short_folder() as path:
+        sockets = GrpcSockets([path / "ours.sock"], lambda _server: None, grace_s=0.1)
+        make_server = grpc.aio.server
+
+        def make_server_that_loses(**options: Any) -> Any:
+            server = make_server(**options)
+            start = server.start
+
+            async def start_and_lose() -> None:
+                await start()
+                (path / "ours.sock").unlink()
+
+            deleted.setattr(server, "start", start_and_lose)
+            return server
+
+        with monkeypatch.context() as deleted:
+            deleted.setattr(grpc.aio, "server", make_server_that_loses)
+            await sockets.serve()
+        assert (sockets.is_serving, sockets.are_ours) == (True, False)
+        await sockets.stop()
+        await sockets.serve()
+        assert sockets.are_ours
+        await sockets.stop()
