@@ -57,7 +57,7 @@ class ContainerMemoryService:
             evict_after_s=settings.evict_over_use_after_s,
             clock=account.now_s,
         )
-        granted_memory = GrantedMemory(account, settings.unit_mib)
+        granted_memory = GrantedMemory(account, settings.unit_mib, pods.find_claims)
         self._enforcer = Enforcer(
             account,
             self._limit_capability,

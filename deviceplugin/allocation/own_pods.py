@@ -122,18 +122,17 @@ class OwnPods:
         self._account.notify_subscribers()
 
     def _read_pod(self, item: PodObject) -> tuple[Pod | None, AllocatorError | None]:
-        claimed = self._find_claims(item.runtime_uid)
+        claimed = self.find_claims(item.runtime_uid)
+        if claimed is not None:
+            self._claims[item.runtime_uid] = claimed
         pod, problem = item.to_ledger_pod(self._resource, claimed)
         if pod is not None and pod.request is not claimed and self._awaits_claim(item.runtime_uid):
             pod = replace(pod, awaits_claim=True)
         return pod, problem
 
-    def _find_claims(self, runtime_uid: str) -> PodRequest | None:
+    def find_claims(self, runtime_uid: str) -> PodRequest | None:
         """Say what a pod has, or had, by claims: the kubelet unprepares them before the API shows the end."""
-        request = self._read_claims(runtime_uid)
-        if request is not None:
-            self._claims[runtime_uid] = request
-        return self._claims.get(runtime_uid)
+        return self._read_claims(runtime_uid) or self._claims.get(runtime_uid)
 
     def event(self, kind: Kind, item: PodObject, resource_version: str) -> None:
         self.is_connected = True

@@ -1,17 +1,29 @@
 """MiB that each container was given of each card, by the kubelet's checkpoint."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 
+from allocator.request import PodRequest
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.enforcement.limit_plan import Grants
 
 
 class GrantedMemory:
-    """Follows the checkpoint's containers. Pods go by the UID that they have in cgroups."""
+    """Follows the checkpoint's containers. Pods go by the UID that they have in cgroups.
 
-    def __init__(self, account: LedgerService, unit_mib: int) -> None:
+    Args:
+        find_claims: what a pod has by claims, see `OwnPods.find_claims`.
+    """
+
+    def __init__(
+        self,
+        account: LedgerService,
+        unit_mib: int,
+        find_claims: Callable[[str], PodRequest | None] = lambda _: None,
+    ) -> None:
         self._account = account
         self._unit_mib = unit_mib
+        self._find_claims = find_claims
         self._version: int | None = None
         self._cards: object = None
         self._ids: Mapping[str, Mapping[str, frozenset[str]]] = {}
@@ -46,11 +58,17 @@ class GrantedMemory:
         return self._grants
 
     def asked_compute(self, uid: str) -> Mapping[str, int]:
-        """Return the percent of compute that containers of a pod ask for, of those that ask."""
+        """Return the percent of compute that containers ask for by limits or claims, of those that ask."""
         account = self._account.ledger.accounts.pods.get(uid)
-        containers = account.pod.request.containers if account is not None else ()
-        return {container.name: container.compute for container in containers if container.compute}
+        return _count_compute(account.pod.request if account is not None else None) | _count_compute(
+            self._find_claims(uid)
+        )
 
     def ids_of_container(self, uid: str, container: str) -> frozenset[str]:
         """Return the device IDs of a container, as of the last `read`."""
         return self._ids.get(uid, {}).get(container, frozenset())
+
+
+def _count_compute(request: PodRequest | None) -> Counter[str]:
+    containers = request.containers if request is not None else ()
+    return Counter({container.name: container.compute for container in containers})

@@ -18,6 +18,7 @@ from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.dra.claims import ClaimShare
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
+from deviceplugin.enforcement.granted_memory import GrantedMemory
 from deviceplugin.publishing.annotator import list_allocations
 from kubeapi.errors import Unreachable
 from kubeapi.objects import MIRROR_ANNOTATION
@@ -119,6 +120,21 @@ def test_compute_of_limits_counts_beside_a_claim_where_an_older_extender_wrote_n
     prepared.remove("c")
     of.read_checkpoint()
     assert used() == ((80, 0), (50, 30))[card], "let go, and not ended yet"
+
+
+def test_what_holds_containers_hears_of_the_compute_of_claims_beside_that_of_limits() -> None:
+    prepared = PreparedClaims(Path("unused"), GIB)
+    of = LedgerService(Ledger(cards(8, 8)), prepared.read, GIB)
+    view = OwnPods(of, GIB, lambda: None, prepared.read_request, prepared.awaits_claim)
+    granted = GrantedMemory(of, 1024, view.find_claims)
+    assert granted.asked_compute("a") == {}
+    for name, container, card, compute in (("of-a", "main", 0, 30), ("c", "side", 1, 50)):
+        mine = {container: sorted(ids(f"c{card}", *range(4)))}
+        share = ClaimShare("", "", f"c{card}", 4, "", compute)
+        prepared.add(PreparedClaim(name, "ns", name, "a", "pod-a", mine, (share,), name == "of-a"))
+    of.read_checkpoint()
+    view.replace([pod("a", 4, compute=30, claims=["c"])], "5")
+    assert granted.asked_compute("a") == {"main": 30, "side": 50}
 
 
 def test_pods_come_by_list_and_by_events():

@@ -144,9 +144,9 @@ MUTANTS = (
     ),
     Mutant(
         "node: what a pod had by claims is known until it ends",
-        own_pods.OwnPods._find_claims,
-        "return self._claims.get(runtime_uid)",
-        "return request",
+        own_pods.OwnPods.find_claims,
+        "return self._read_claims(runtime_uid) or self._claims.get(runtime_uid)",
+        "return self._read_claims(runtime_uid)",
         troubled,
     ),
 )
