@@ -220,7 +220,7 @@ def _nodes(
 ) -> list[Row]:
     """Make a row for each node with cards; one whose cards differ in model or size becomes several."""
     arrays = cluster.state.nodes
-    besides = _free_beside_pods_with_cards(cluster, claimed, others)
+    besides = _free_beside_written_pods(cluster, claimed, others)
     rows: list[Row] = []
     for name in arrays.index.sorted_names:
         row = arrays.rows[name]
@@ -244,13 +244,13 @@ def _nodes(
     return rows
 
 
-def _free_beside_pods_with_cards(
+def _free_beside_written_pods(
     cluster: Cluster, claimed: Mapping[str, PodRequest], others: Sequence[str]
 ) -> dict[str, list[int]]:
-    """Count what pods without cards leave of every node: thousandths of a core, MiB, further resources."""
+    """Count what pods without a row leave of every node: thousandths of a core, MiB, further resources."""
     left = {name: cluster.state.node_records[name].capacity for name in cluster.state.nodes.rows}
     for uid, record in cluster.state.pods.items():
-        is_written = record.charged is not None or uid in claimed
+        is_written = record.request is not None or uid in claimed
         if record.node in left and not record.ended and not is_written and uid in cluster.pods:
             left[record.node] = left[record.node].subtract(record.amounts)
     return {

@@ -302,6 +302,15 @@ def test_nodes_that_cannot_be_read_are_told_with_the_first_reason():
     assert not answer_fit(THREE.cluster, FitQuestion(8)).notes
 
 
+def test_a_snapshot_counts_the_processor_of_a_running_pod_once():
+    """That of a pod which is left out was neither in the file nor taken from its node."""
+    odd = Pod("odd", 4, "n", (0,), cpu=4, policies=(("gpupack.io/cards", "x"),))
+    world = World((Node("n"),), (odd, Pod("p", 4, "n", (1,), cpu=3)))
+    taken = make_snapshot(world.cluster)
+    assert [row[:2] for row in taken.pods] == [("default/p", 3000)]
+    assert [row[:2] for row in taken.nodes] == [("n", 36_000)]
+
+
 def test_nodes_without_words_are_told_and_a_node_that_is_mended_no_more():
     cluster = THREE.changed(a=without_words, b=corrupt).cluster
     assert len(answer_fit(cluster, FitQuestion(8)).notes) == 2
