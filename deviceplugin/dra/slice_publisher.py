@@ -189,7 +189,7 @@ class SlicePublisher(Sink[SliceObject]):
 
     async def _withdraw(self, found: dict[str, SliceObject]) -> float:
         """Remove the slices where the API server would give each card to one claim, and pause."""
-        if self.problem is None:
+        if self.problem != TOO_OLD:
             log.error("slices withdrawn", reason=TOO_OLD)
         self.problem = TOO_OLD
         for name in list(found):

@@ -153,3 +153,15 @@ async def test_slices_that_were_written_though_nobody_heard_of_it_are_no_problem
     publisher.event("ADDED", msgspec.convert({**wanted, "kind": "ResourceSlice"}, SliceObject), "6")
     await publisher._step()
     assert (publisher.problem, world.api.requests) == (None, 1)
+
+
+async def test_that_slices_are_withdrawn_is_an_error_also_after_a_write_that_failed() -> None:
+    world = World(Unreachable("no answer"))
+    publisher = world.slices()
+    publisher._stepper.hurry()
+    await publisher._step()
+    world.api.failures = []
+    with capture_logs() as said:
+        await publisher._step()
+        await publisher._step()
+    assert [line["event"] for line in said] == ["slices withdrawn"]
