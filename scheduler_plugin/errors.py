@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 FAULT: Final = "the gpupack scheduler failed in this call; its log says why"
-"""What callers are told of an error that is a fault of ours."""
+"""What callers get as the reason where gpupack itself is at fault."""
 
 
 class SchedulerError(Exception):
