@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from deviceplugin.errors import NodeSettingsError
 from deviceplugin.gpus.api.provider import GpuProvider
 from deviceplugin.gpus.nvidia.mps.options import MpsOptions
-from deviceplugin.gpus.sources import SOURCES, list_names_with_mps
+from deviceplugin.gpus.sources import SOURCES, find_profile_faults, list_names_with_mps
 from kubeapi.addresses import find_address_faults
 from kubeapi.options import find_faults, option
 from kubeapi.process_options import log_format_option, log_level_option
@@ -32,9 +32,6 @@ class MpsSettings(MpsOptions):
             faults.append(f"--root {str(self.root)!r}; allowed: a path from / on")
         if self.http is not None:
             faults += find_address_faults("--http", self.http)
-        with_profile = [name for name in list_names_with_mps() if SOURCES[name].needs_profile]
-        if self.gpus in SOURCES and (self.gpus in with_profile) != (self.profile is not None):
-            needing = " or ".join(with_profile)
-            faults.append(f"--profile: required with --gpus {needing}, and allowed with that only")
+        faults += find_profile_faults(self.gpus, self.profile)
         if faults:
             raise NodeSettingsError(tuple(faults))

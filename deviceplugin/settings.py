@@ -17,7 +17,7 @@ from deviceplugin import option_values as values
 from deviceplugin.errors import NodeSettingsError
 from deviceplugin.gpus.api.provider import GpuProvider
 from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, parse_xids
-from deviceplugin.gpus.sources import SOURCES, list_names_with_mps
+from deviceplugin.gpus.sources import SOURCES, find_profile_faults, list_names_with_mps
 from kubeapi.addresses import HttpAddress, find_address_faults
 from kubeapi.names import SUBDOMAIN, is_subdomain
 from kubeapi.options import find_faults, option
@@ -170,7 +170,7 @@ class Settings(HttpAddress):
         return [
             *find_faults(self),
             *self._name_faults(),
-            *self._profile_faults(),
+            *find_profile_faults(self.gpus, self.profile),
             *self._sharing_faults(),
             *self._place_faults(),
         ]
@@ -194,16 +194,6 @@ class Settings(HttpAddress):
         except AllocatorError as error:
             faults.append(f"--card-policy: {error}")
         return faults
-
-    def _profile_faults(self) -> list[str]:
-        if self.gpus not in SOURCES:
-            return []
-        if self.provider.needs_profile and self.profile is None:
-            return [f"--profile: required with --gpus {self.gpus}"]
-        if not self.provider.needs_profile and self.profile is not None:
-            others = " or ".join(name for name, other in SOURCES.items() if other.needs_profile)
-            return [f"--profile {self.profile!r}: allowed with --gpus {others} only"]
-        return []
 
     def _sharing_faults(self) -> list[str]:
         faults = []

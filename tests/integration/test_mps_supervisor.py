@@ -416,7 +416,7 @@ async def test_the_node_says_who_holds_its_containers_and_what_they_are_given(ro
     ("options", "said"),
     [
         (["--gpus=amd"], "--gpus 'amd'; allowed: nvml, simulated"),
-        (["--gpus=simulated"], "--profile: required with --gpus simulated, and allowed with that only"),
+        (["--gpus=simulated"], "--profile: required with --gpus simulated"),
         (["--gpus=simulated", "--profile=2xt4", "--root=here"], "--root 'here'; allowed: a path from / on"),
         (["--log-level=loud"], "--log-level 'loud'; allowed: debug, info, warning, error"),
         (["--http=8917"], "--http '8917'; allowed: HOST:PORT with a port from 0 to 65535"),
