@@ -66,7 +66,7 @@ class ToyGpus:
         return []
 
     def flaw(self, uuid: str, code: int) -> None:
-        self.news.put(fault_event(uuid, code, self.options.ignored_faults or frozenset(), TOY))
+        self.news.put(fault_event(uuid, code, self.options.ignored_faults, TOY))
 
 
 class ToyProvider(GpuProvider):

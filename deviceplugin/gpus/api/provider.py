@@ -26,7 +26,7 @@ class SourceOptions:
     Attributes:
         profile: A shipped profile or a YAML file, for simulated cards.
         watches_profile: Read the profile again when its file changes.
-        ignored_faults: Numbered errors that leave a card healthy; None takes the vendor's default.
+        ignored_faults: Numbered errors that leave a card healthy.
         cgroup_root: Where the host's cgroups are mounted.
         find_probe_parent: Finds the cgroup in which a memory limit may be tried.
         sees_processes: This process has the host's pid namespace, so the driver shows all processes.
@@ -34,7 +34,7 @@ class SourceOptions:
 
     profile: str | None = None
     watches_profile: bool = False
-    ignored_faults: frozenset[int] | None = None
+    ignored_faults: frozenset[int] = frozenset()
     cgroup_root: Path = Path("/sys/fs/cgroup")
     find_probe_parent: Callable[[], Path] | None = None
     sees_processes: bool = True

@@ -10,7 +10,7 @@ from deviceplugin.gpus.api.provider import GpuProvider, RunProgram, SourceOption
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia.mps.options import PROGRAM
-from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, NVIDIA
+from deviceplugin.gpus.nvidia.vendor import NVIDIA
 
 if TYPE_CHECKING:
     from deviceplugin.gpus.api.check_finding import CheckFinding
@@ -31,7 +31,7 @@ class NvmlProvider(GpuProvider):
         from deviceplugin.gpus.nvidia.source import NvmlGpus  # noqa: PLC0415
 
         return NvmlGpus(
-            IGNORED_XIDS if options.ignored_faults is None else options.ignored_faults,
+            options.ignored_faults,
             cgroup_root=options.cgroup_root,
             probe_parent=options.find_probe_parent,
             sees_processes=options.sees_processes,

@@ -7,7 +7,6 @@ from deviceplugin.gpus.api.provable import Provable
 from deviceplugin.gpus.api.provider import SourceOptions
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.nvidia.provider import NvmlProvider
-from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS
 
 
 class SimulatedGenerations:
@@ -39,9 +38,8 @@ class SimulatedProvider(NvmlProvider):
 
         name = options.profile or ""
         profile = load_profile(name)
-        ignored = IGNORED_XIDS if options.ignored_faults is None else options.ignored_faults
         changed = ProfileFile(name, profile.vendor).changed if options.watches_profile else None
-        return SimulatedGpus(profile, ignored, changed)
+        return SimulatedGpus(profile, options.ignored_faults, changed)
 
     def make_provable(self, source: GpuSource) -> Provable:
         from deviceplugin.gpus.simulated.proving import SimulatedProvable  # noqa: PLC0415
