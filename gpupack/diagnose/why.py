@@ -208,7 +208,7 @@ class _PodExplainer:
             *self._note_other_scheduler(),
             *unknowns,
             *((unknown_gang,) if unknown_gang else ()),
-            *self._note_unchecked_rules(requirements),
+            *self._note_unchecked_rules(requirements, gang),
             *self._note_other_pods(),
             *_note_corrupt_words(found),
             *((CLAIMS_NOT_READ,) if self._cluster.lacks_claims else ()),
@@ -313,8 +313,10 @@ class _PodExplainer:
         joined = f"where the extender has joined {self._pod.spec.scheduler_name} it is asked all the same"
         return [f"{joined} (docs/install/joining.md); here no pod of that scheduler has cards from it"]
 
-    def _note_unchecked_rules(self, requirements: HostRequirements) -> list[str]:
+    def _note_unchecked_rules(self, requirements: HostRequirements, gang: WaitingGang | None) -> list[str]:
         unseen = self._cluster.kube_checks.list_unchecked_rules(requirements)
+        if gang is not None and gang.has_unchecked_affinity(requirements):
+            unseen.append("pod affinity within its gang, except anti-affinity by node")
         if self._cluster.pod_groups.has_topology(self._pod.scheduling_group):
             unseen.append("topology constraints of its PodGroup")
         return [f"not looked at here, and kube-scheduler looks at it: {', '.join(unseen)}"] if unseen else []

@@ -2,11 +2,17 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from allocator.errors import RequestError, shown
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import count_fit_by_node
-from gpupack.whatif.kube_checks import HostRequirements, count_alike, must_be_apart
+from gpupack.whatif.kube_checks import (
+    HostRequirements,
+    count_alike,
+    has_unchecked_affinity,
+    must_be_apart,
+)
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
@@ -45,6 +51,15 @@ class WaitingGang:
     pods: int
     others: tuple[GangMembers, ...] = ()
     refused: str = ""
+
+    def has_unchecked_affinity(self, own: HostRequirements) -> bool:
+        """Tell whether affinity between its pods could decide more than which of them share a node."""
+        kinds = ((own, self.pods), *((kind.requirements, kind.pods) for kind in self.others))
+        return any(
+            has_unchecked_affinity(one, other)
+            for (one, pods), (other, _) in product(kinds, repeat=2)
+            if one is not other or pods > 1
+        )
 
 
 def find_gang(cluster: Cluster, pod: Pod) -> WaitingGang | None:

@@ -127,6 +127,18 @@ def must_be_apart(one: HostRequirements, other: HostRequirements) -> bool:
     )
 
 
+def has_unchecked_affinity(one: HostRequirements, other: HostRequirements) -> bool:
+    """Tell whether a pod wants another of its gang near, or farther than on another node.
+
+    Of affinity within a gang only that is checked which `must_be_apart` says.
+    """
+    if one.pod is None or other.pod is None:
+        return False
+    far = (term for term in one.anti_affinity if term.topology_key != HOSTNAME)
+    own, others = one.pod.metadata, other.pod.metadata
+    return any(term.matches(own, others) for term in (*read_affinity(one.pod), *far))
+
+
 def count_alike(requirements: HostRequirements, request: PodRequest, left: Amounts) -> int:
     """Count the pods alike that a node takes at most by what it has left besides its cards."""
     most = requirements.amounts.with_sums(request).count_in(left)

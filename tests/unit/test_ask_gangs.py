@@ -354,6 +354,26 @@ def by_zone(kind, app):
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "app", "size", "told"),
+    [
+        ("podAffinity", "g", 2, True),
+        ("podAntiAffinity", "g", 2, True),
+        ("podAntiAffinity", "g", 1, False),
+        ("podAntiAffinity", "x", 2, False),
+    ],
+    ids=["near", "far", "alone", "others"],
+)
+def test_affinity_within_a_gang_is_a_note(kind: str, app: str, size: int, told: bool) -> None:
+    """A gang whose pods must be in one zone fitted in two, and no word was said."""
+    pods = gang(size, 16, labels=(("app", "g"),))
+    nodes = [Node(name, (16,), labels=(("zone", name),)) for name in "ab"]
+    world = World(tuple(nodes), pods).changed(**{pod.name: by_zone(kind, app) for pod in pods})
+    answer = explain_pod(world.cluster, "default", "g0")
+    assert answer.state == "fits"
+    assert any("pod affinity within its gang" in note for note in answer.notes) == told
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_end_of_a_pod_that_keeps_a_gang_out_of_a_zone_opens_all_nodes_there(size: int) -> None:
     """On the other nodes of the zone it counted as if it stayed."""
