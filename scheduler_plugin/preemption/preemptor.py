@@ -59,7 +59,7 @@ SEARCH_PAUSE_FACTOR: Final = 10
 MAX_NOMINATIONS: Final = 16
 """Pods that cards are kept for at the same time; a gang that begins with fewer may have more."""
 
-MAX_GANG: Final = 64
+MAX_WAITING_MEMBERS: Final = 64
 """Waiting pods of a gang for which others are evicted."""
 
 EVICTION_BURST, EVICTION_INTERVAL_S = 20, 1.0
@@ -223,7 +223,7 @@ class Preemptor:
             _, waiting = self.state.group_holds.split_members(gang)
             members = [self.state.pods[each] for each in sorted(waiting)]
             is_alike = all((each.request, each.amounts) == (pod.request, pod.amounts) for each in members)
-            if not is_alike or len(members) > MAX_GANG or self._count_missing(pod) > len(members):
+            if not is_alike or len(members) > MAX_WAITING_MEMBERS or self._count_missing(pod) > len(members):
                 return []
             if self.state.pod_groups.explain_priority(gang, (each.priority for each in members)):
                 return []
@@ -254,7 +254,7 @@ class Preemptor:
         if gang is None:
             return 1
         if not groups.get_min_count(gang) or groups.has_topology(gang) or holds.list_held_nodes(gang):
-            return MAX_GANG + 1
+            return MAX_WAITING_MEMBERS + 1
         placed, _ = holds.split_members(gang)
         return max(1, groups.get_min_count(gang) - len(placed))
 
