@@ -326,7 +326,10 @@ def find_largest_request(cluster: Cluster, query: SchedulingRequest, rows: RowAr
     if request.asks_compute:
         query = with_compute(nodes, query)
     rows = rows[nodes.mask_offering(request)[rows]]
-    rows = rows[[find_largest_sum_left(cluster, request, nodes.names[row]) > 0 for row in rows.tolist()]]
+    sums = np.array(
+        [find_largest_sum_left(cluster, request, nodes.names[row]) for row in rows.tolist()], dtype=np.int64
+    )
+    rows, sums = rows[sums > 0], sums[sums > 0]
     if not len(rows) or request.cards > nodes.free.shape[1]:
         return 0
     free = get_usable_units(nodes, query.policy_request, rows)
@@ -336,9 +339,6 @@ def find_largest_request(cluster: Cluster, query: SchedulingRequest, rows: RowAr
         compute_free_on_one_model(nodes, rows, free, request.cards)
         if request.rules.same_model
         else np.sort(free, axis=1)[:, -request.cards]
-    )
-    sums = np.array(
-        [find_largest_sum_left(cluster, request, nodes.names[row]) for row in rows.tolist()], dtype=np.int64
     )
     return int(np.minimum(each, sums // request.cards).max()) * request.cards
 
