@@ -113,6 +113,26 @@ async def test_it_ends_once_the_driver_was_exchanged(root):
     assert not lives(pid)
 
 
+async def test_cards_that_cannot_be_read_in_a_way_unheard_of_end_no_control_daemon(root, monkeypatch):
+    """Programs that run there would lose their GPU."""
+    source = SimulatedGpus(load_profile("2xt4"))
+    options = MpsSettings(root=root, program=str(make_program(root)))
+    make_root(root)
+    supervisor = MpsSupervisor(options, source, SimulatedGenerations(), look_s=0.05)
+    failed = []
+
+    def fails():
+        failed.append(1)
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    async with background(supervisor.run()):
+        await until(lambda: MpsService(root).read_state(CARDS[0]))
+        pid = pid_of(root, CARDS[0])
+        monkeypatch.setattr(source, "sample", fails)
+        await until(lambda: len(failed) > 1)
+        assert lives(pid)
+
+
 async def test_one_that_hangs_is_ended_and_started_again(root):
     program = make_program(root)
     service = MpsService(root)

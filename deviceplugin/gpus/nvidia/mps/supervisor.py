@@ -132,6 +132,9 @@ class MpsSupervisor:
                     raise
                 except GpuError as error:
                     log.warning("cards cannot be read", error=str(error))
+                except Exception:
+                    # To end for it would take the GPU from all clients' programs.
+                    log.exception("reading the cards failed")
                 else:
                     await self._follow(cards)
                 await asyncio.sleep(self._look_s)
