@@ -16,14 +16,14 @@ def count_foreign_gpus(*resources: Mapping[str, Any] | None) -> dict[str, int]:
         resources: The Node's capacity and allocatable. The larger count of each resource is taken: after the
             plugin has gone the kubelet leaves the capacity for five minutes.
     """
-    patterns = [(f"{vendor.domain}/", vendor.foreign_resources) for vendor in list_vendors()]
-    prefixes = tuple([prefix for prefix, _ in patterns])
+    vendors = list_vendors()
+    prefixes = tuple([f"{vendor.domain}/" for vendor in vendors])
     counts: dict[str, int] = {}
     for part in resources:
         for name, value in (part or {}).items():
             if not name.startswith(prefixes):
                 continue
-            if not any(name.startswith(prefix) and re.fullmatch(form, name) for prefix, form in patterns):
+            if not any(re.fullmatch(vendor.foreign_resources, name) for vendor in vendors):
                 continue
             try:
                 count = int(parse_quantity(value))
@@ -43,8 +43,8 @@ def describe_foreign(counts: Mapping[str, int]) -> str:
         for vendor in list_vendors()
         if vendor.domain in domains and vendor.foreign_advice
     )
+    way = f" ({advice})" if advice else ""
     return (
-        f"another device plugin offers {offers} here and may give out the same cards: keep it off this node "
-        f"{f'({advice})' if advice else ''}".rstrip()
-        + ", or take the label gpupack.io/node away"
+        f"another device plugin offers {offers} here and may give out the same cards: "
+        f"keep it off this node{way}, or take the label gpupack.io/node away"
     )

@@ -30,7 +30,7 @@ from deviceplugin.gpus.nvidia.mps.grants import VOLTA, client_limit, find_obstac
 from deviceplugin.gpus.nvidia.mps.namespaces import Namespace, find_fault
 from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.gpus.nvidia.mps.supervisor import MpsCard, list_mps_cards
-from deviceplugin.gpus.nvidia.provider import framework_envs
+from deviceplugin.gpus.nvidia.provider import PROVIDER
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.kubelet.plugin_service import _granted
@@ -771,13 +771,13 @@ def test_a_namespace_is_given_back_when_its_container_is_gone(tmp_path: Path) ->
 def test_advice_leaves_room_for_the_context_and_is_rounded_down(
     share: int, total: int, fraction: str
 ) -> None:
-    envs = framework_envs(share, total)
+    envs = PROVIDER.make_framework_envs(share, total)
     assert envs == {"XLA_PYTHON_CLIENT_MEM_FRACTION": fraction, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
 def test_no_advice_without_knowing_the_card() -> None:
-    assert framework_envs(8192, 0) == {}
-    assert framework_envs(0, 100) == {}
+    assert PROVIDER.make_framework_envs(8192, 0) == {}
+    assert PROVIDER.make_framework_envs(0, 100) == {}
 
 
 def test_the_driver_is_asked_for_generations(mocker: MockerFixture) -> None:

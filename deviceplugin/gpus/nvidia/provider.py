@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 HOOK: Final = "apply-cuda-memory-limits"
 
+CONTEXT_MIB: Final = 768
+"""MiB that a process takes beside what its framework shares out: the CUDA context, and libraries.
+
+An H100 showed 518 for the context alone (tests/hardware).
+"""
+
 
 class NvmlProvider(GpuProvider):
     """Makes sources that need NVIDIA's driver; its library is loaded by those alone."""
@@ -66,8 +72,24 @@ class NvmlProvider(GpuProvider):
         yield CheckFinding(f"hook {HOOK}", "ok" if hook else "less", "there" if hook else "none", uses)
 
     def make_framework_envs(self, share_mib: int, total_mib: int) -> Mapping[str, str]:
-        """Name variables of JAX and TensorFlow."""
-        return framework_envs(share_mib, total_mib)
+        """Name variables of JAX and TensorFlow that keep them within a share of one card.
+
+        Advice, no limit: a program may set others, and not every framework has one. PyTorch and vLLM read
+        none from the environment; docs/mps.md says what to write in their place.
+
+        Args:
+            share_mib: what the container may use.
+            total_mib: what the driver says that the card has, its own part included.
+        """
+        if not 0 < share_mib <= total_mib:
+            return {}
+        own_mib = max(share_mib - CONTEXT_MIB, share_mib // 2)
+        # Rounded down: JAX takes it of the card's total at once.
+        fraction = max(1, 10_000 * own_mib // total_mib) / 10_000
+        return {
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{fraction:.4f}",
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        }
 
     def make_mps_control(self, root: Path) -> MpsControl | None:
         from deviceplugin.gpus.nvidia.mps.service import MpsService  # noqa: PLC0415
@@ -81,30 +103,3 @@ class NvmlProvider(GpuProvider):
 
 
 PROVIDER: Final = NvmlProvider()
-
-CONTEXT_MIB: Final = 768
-"""MiB that a process takes beside what its framework shares out: the CUDA context, and libraries.
-
-An H100 showed 518 for the context alone (tests/hardware).
-"""
-
-
-def framework_envs(share_mib: int, total_mib: int) -> Mapping[str, str]:
-    """Make variables that keep frameworks within a share of one card where no limit does.
-
-    Advice, no limit: a program may set others, and not every framework has one. PyTorch and vLLM read none
-    from the environment; docs/mps.md says what to write in their place.
-
-    Args:
-        share_mib: what the container may use.
-        total_mib: what the driver says that the card has, its own part included.
-    """
-    if not 0 < share_mib <= total_mib:
-        return {}
-    own_mib = max(share_mib - CONTEXT_MIB, share_mib // 2)
-    # Rounded down: JAX takes it of the card's total at once.
-    fraction = max(1, 10_000 * own_mib // total_mib) / 10_000
-    return {
-        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{fraction:.4f}",
-        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    }

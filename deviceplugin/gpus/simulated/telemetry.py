@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from deviceplugin.gpus.api.source import GpuProcess
-from deviceplugin.gpus.api.telemetry import CardTelemetry
+from deviceplugin.gpus.api.telemetry import IDLE, CardTelemetry
 
 WAVE_S: Final = 60.0
 """Period in which the load of a process goes up and down."""
@@ -52,7 +52,7 @@ def simulate_telemetry(
     busy = min(100.0, sum(load for load, _ in loads))
     memory = min(100.0, sum(load * (0.35 + 0.3 * share) for load, share in loads))
     capped = busy >= _CAPPED_PERCENT
-    reasons = ("sw_power_cap",) if capped else () if loads else ("gpu_idle",)
+    reasons = ("sw_power_cap",) if capped else () if loads else (IDLE,)
     telemetry = CardTelemetry(
         utilization_percent=float(round(busy)),
         memory_utilization_percent=float(round(memory)),

@@ -57,7 +57,7 @@ def list_mps_cards(
 def _make_mps_card(card: GpuCard, generations: CardGenerations, cuda: int | None, interface: str) -> MpsCard:
     if card.error is not None:
         return MpsCard(card.uuid, 0, card.error)
-    if card.parent is not None or card.uuid.startswith("MIG-"):
+    if card.parent is not None:
         return MpsCard(card.uuid, 0, "an instance of a card: MPS is for whole cards here")
     problem = find_obstacle(generations.architecture(card.uuid), cuda, interface)
     if problem:
