@@ -87,7 +87,6 @@ class MemoryLimits(Protocol):
         A limit that was set shows that they can. A `set` that failed for want of the right shows that they
         cannot.
         """
-        ...
 
     def set(self, uuid: str, cgroup: Path, hard_mib: int) -> None:
         """Limit what a cgroup's processes, and those below, use together on a card; ends a soft limit.
@@ -99,7 +98,6 @@ class MemoryLimits(Protocol):
         Raises:
             LimitError: the limit does not work; `kind` says what to do.
         """
-        ...
 
     def read(self, uuid: str, cgroup: Path) -> LimitReading:
         """Read the limit of a cgroup on a card, and what is used of it.
@@ -107,7 +105,6 @@ class MemoryLimits(Protocol):
         Raises:
             LimitError: it cannot be read; `unset` where the holder finds none, so that one can be set.
         """
-        ...
 
     def clear(self, uuid: str, cgroup: Path) -> None:
         """Remove the limit of a cgroup that stays.
@@ -115,7 +112,6 @@ class MemoryLimits(Protocol):
         Raises:
             LimitError: it stands.
         """
-        ...
 
     def container_envs(self, hard_mib: int) -> Mapping[str, str]:
         """Name the variables by which the vendor's container toolkit sets the limit before the first process.
@@ -123,4 +119,3 @@ class MemoryLimits(Protocol):
         Args:
             hard_mib: limit in MiB of every card of the container.
         """
-        ...

@@ -17,7 +17,6 @@ class MemoryUser(Protocol):
     @property
     def pid(self) -> int:
         """PID in the host's namespace."""
-        ...
 
     def start(self) -> int:
         """Prepare the process to have memory of the card; return the MiB that it sees as the card's size.
@@ -25,7 +24,6 @@ class MemoryUser(Protocol):
         Raises:
             GpuError: it cannot.
         """
-        ...
 
     def allocate(self, mib: int) -> bool:
         """Use more of the card; False if that is refused because there is no memory.
@@ -33,11 +31,9 @@ class MemoryUser(Protocol):
         Raises:
             GpuError: it fails otherwise.
         """
-        ...
 
     def end(self) -> None:
         """End the process, and with it what it uses; twice is allowed."""
-        ...
 
 
 class Provable(Protocol):
@@ -49,11 +45,9 @@ class Provable(Protocol):
         Raises:
             GpuError: it does not say.
         """
-        ...
 
     def event_kinds(self, uuid: str) -> Mapping[str, str]:
         """Register for both kinds of events of a card, and unregister; say why that failed, empty if not."""
-        ...
 
     def mig_mode(self, uuid: str) -> tuple[bool, bool] | None:
         """Tell whether a whole card is in MIG mode, and will be after a reset; None if it has none.
@@ -61,7 +55,6 @@ class Provable(Protocol):
         Raises:
             GpuError: it does not say.
         """
-        ...
 
     def create_instance(self, uuid: str) -> Callable[[], None]:
         """Create the smallest MIG instance on a card in MIG mode; return what destroys it again.
@@ -69,7 +62,6 @@ class Provable(Protocol):
         Raises:
             GpuError: it cannot be created.
         """
-        ...
 
     def memory_user(self, uuid: str, cgroup: Path) -> MemoryUser:
         """Begin a process in a cgroup that may use memory of a card.
@@ -77,4 +69,3 @@ class Provable(Protocol):
         Raises:
             GpuError: it cannot be begun there.
         """
-        ...

@@ -136,12 +136,10 @@ class GpuSource(Protocol):
     @property
     def vendor(self) -> Vendor:
         """Vendor of the cards; never changes."""
-        ...
 
     @property
     def limits(self) -> MemoryLimits | None:
         """Adapter that limits the memory of containers; None if the driver cannot."""
-        ...
 
     def open(self) -> None:
         """Start the source and find the cards.
@@ -149,15 +147,12 @@ class GpuSource(Protocol):
         Raises:
             GpuError: the source as a whole cannot work; the message says what to do.
         """
-        ...
 
     def close(self) -> None:
         """Stop the source; a waiting `events` returns. Closing twice is allowed."""
-        ...
 
     def driver_version(self) -> str:
         """Name the version of the driver of an open source; `of unknown version` if it does not say."""
-        ...
 
     def cards(self) -> Sequence[GpuCard]:
         """Return the cards in word order, as of the newest sample; before that as they were found.
@@ -166,7 +161,6 @@ class GpuSource(Protocol):
         not be read so far is listed with its `error` and without memory, and then appears as it is. A card
         that is lost stays in the list as it was, and its samples fail, until it is back.
         """
-        ...
 
     def sample(self) -> Sequence[GpuSample]:
         """Measure every card, in the order of `cards`; a card that fails has its `error` set.
@@ -175,18 +169,15 @@ class GpuSource(Protocol):
             DriverGoneError: the driver does not come back to this process.
             GpuError: the cards cannot be measured now.
         """
-        ...
 
     def detach(self) -> None:
         """Let the driver go: until the next sample this process has nothing of it open.
 
         NVIDIA's refuses a reset, and a change of MIG mode, while any process has.
         """
-        ...
 
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
         """Wait up to `timeout_s` seconds for news of the cards' health; empty when there was none.
 
         An empty answer before that means that a sample is worth taking now.
         """
-        ...
