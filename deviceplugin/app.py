@@ -147,11 +147,11 @@ class Daemon:
     def _make_own_pods(
         self,
         account: LedgerService,
-        nodes: OwnNode,
+        own_node: OwnNode,
         relist: Callable[[], None],
         prepared: PreparedClaims | None,
     ) -> OwnPods:
-        make = partial(OwnPods, account, self._settings.resource, relist, holds_pod=nodes.holds_pod)
+        make = partial(OwnPods, account, self._settings.resource, relist, holds_pod=own_node.holds_pod)
         if prepared is None:
             return make()
         return make(read_claims=prepared.read_request, awaits_claim=prepared.awaits_claim)
@@ -175,8 +175,8 @@ class Daemon:
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)
         models = {card.uuid: card.model for card in cards}
         notices = NodeEvents(recorder.event, settings.node_name, models, self._source.vendor.fault_event)
-        nodes = OwnNode(account, settings.node_name, notices.record_wrong_cordon, self._parents)
-        pods = self._make_own_pods(account, nodes, relist_wanted.set, prepared)
+        own_node = OwnNode(account, settings.node_name, notices.record_wrong_cordon, self._parents)
+        pods = self._make_own_pods(account, own_node, relist_wanted.set, prepared)
         self._pods = pods
         # 3. What a container gets besides its cards: limits, and how it sees them.
         limit_capability = LimitCapability(
@@ -194,9 +194,9 @@ class Daemon:
         # 4. What serves the kubelet, and what watches the cards and their pods.
         self._pod_resources = PodResources(settings.pod_resources_socket)
         stack.push_async_callback(self._pod_resources.close)
-        card_list = self._card_list(account, gpus, notices, nodes, limit_capability, enforcement)
+        card_list = self._card_list(account, gpus, notices, own_node, limit_capability, enforcement)
         serving = self._serving = self._make_serving(
-            client, prepared, checkpoint_reader, account, pods, nodes, card_list, responses, metrics
+            client, prepared, checkpoint_reader, account, pods, own_node, card_list, responses, metrics
         )
         self._reconciler = Reconciler(account, pods, serving.watch_changes, self._cgroups, serving.purge)
         self._sampler = self._make_sampler(account, card_list, responses, notices)
@@ -224,16 +224,16 @@ class Daemon:
         self._ownership = NodeOwnership(
             client,
             account,
-            nodes,
+            own_node,
             identify_daemon(settings.device_plugin_dir),
             node_name=settings.node_name,
             on_conflict=notices.record_other_daemon,
         )
-        kind = self._node_kind(client, account, nodes)
+        kind = self._node_kind(client, account, own_node)
         self._publisher = NodePublisher(
             client,
             account,
-            nodes,
+            own_node,
             pods,
             node_name=settings.node_name,
             unit_mib=settings.unit_mib,
@@ -255,13 +255,13 @@ class Daemon:
             serving=serving,
             pod_resources=self._pod_resources,
             sampler=self._sampler,
-            nodes=nodes,
+            own_node=own_node,
             pods=pods,
             ownership=self._ownership,
             publisher=self._publisher,
             annotator=self._annotator,
             memory=self._memory,
-            neighbours=ForeignPluginWatcher(account, nodes, notices),
+            neighbours=ForeignPluginWatcher(account, own_node, notices),
             recorder=recorder,
             why_no_names=lambda: responses.waiting,
         )
@@ -289,9 +289,9 @@ class Daemon:
             self._ownership,
             self._publisher,
             kind,
-            self._startup_taint(client, account, nodes),
+            self._startup_taint(client, account, own_node),
             self._annotator,
-            self._reflect(client, nodes, pods, relist_wanted),
+            self._reflect(client, own_node, pods, relist_wanted),
             responses,
             serving,
             drain=self._stop_offering,
@@ -304,7 +304,7 @@ class Daemon:
         checkpoint_reader: CheckpointReader,
         account: LedgerService,
         pods: OwnPods,
-        nodes: OwnNode,
+        own_node: OwnNode,
         card_list: CardList,
         responses: ContainerResponses,
         metrics: Metrics,
@@ -328,7 +328,7 @@ class Daemon:
             prepared,
             account,
             pods,
-            nodes,
+            own_node,
             card_list,
             self._source,
             checkpoint_reader,
@@ -396,21 +396,21 @@ class Daemon:
         metrics.add_collector(self._memory.make_metrics(), self._memory.read_use)
         metrics.add_collector(TelemetryCollector(self._sampler.telemetry.list_activities))
 
-    def _node_kind(self, client: KubeClient, account: LedgerService, nodes: OwnNode) -> NodeKindMark:
+    def _node_kind(self, client: KubeClient, account: LedgerService, own_node: OwnNode) -> NodeKindMark:
         return NodeKindMark(
             client,
             account,
-            nodes,
+            own_node,
             node_name=self._settings.node_name,
             resource=self._settings.resource,
             serves_claims=self._settings.serve == DRA,
         )
 
-    def _startup_taint(self, client: KubeClient, account: LedgerService, nodes: OwnNode) -> StartupTaint:
+    def _startup_taint(self, client: KubeClient, account: LedgerService, own_node: OwnNode) -> StartupTaint:
         return StartupTaint(
             client,
             account,
-            nodes,
+            own_node,
             node_name=self._settings.node_name,
             resource=None if self._settings.serve == DRA else self._settings.resource,
             serves=lambda: self._ownership.owns_node and self._publisher.problem is None,
@@ -442,7 +442,7 @@ class Daemon:
         account: LedgerService,
         gpus: tuple[GpuCard, ...],
         notices: NodeEvents,
-        nodes: OwnNode,
+        own_node: OwnNode,
         limit_capability: LimitCapability,
         enforcement: MemoryEnforcement,
     ) -> CardList:
@@ -450,8 +450,8 @@ class Daemon:
             limit_capability.update_cards()
             account.notify_devices_changed()
             # What people cordoned may be among the new cards.
-            if nodes.node is not None:
-                nodes.apply_node(nodes.node)
+            if own_node.node is not None:
+                own_node.apply_node(own_node.node)
 
         return CardList(
             account,
@@ -497,12 +497,12 @@ class Daemon:
         await registrar.run()
 
     async def _reflect(
-        self, client: KubeClient, nodes: OwnNode, pods: OwnPods, relist_wanted: asyncio.Event
+        self, client: KubeClient, own_node: OwnNode, pods: OwnPods, relist_wanted: asyncio.Event
     ) -> None:
         """Follow the own Node, then its pods: the ledger wants to hear first what it published before."""
         name = self._settings.node_name
         node_reflector = Reflector(
-            client, NODES_PATH, NodeObject, nodes, params={"fieldSelector": f"metadata.name={name}"}
+            client, NODES_PATH, NodeObject, own_node, params={"fieldSelector": f"metadata.name={name}"}
         )
         pod_reflector = Reflector(
             client,
@@ -514,7 +514,7 @@ class Daemon:
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(node_reflector.run())
-            await nodes.listed.wait()
+            await own_node.listed.wait()
             group.create_task(pod_reflector.run())
 
     async def _stop_offering(self) -> None:

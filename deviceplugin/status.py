@@ -33,7 +33,7 @@ class DaemonStatus:
     serving: ClaimServing | DevicePluginServing
     pod_resources: PodResources
     sampler: CardSampler
-    nodes: OwnNode
+    own_node: OwnNode
     pods: OwnPods
     ownership: NodeOwnership
     publisher: NodePublisher
@@ -64,7 +64,7 @@ class DaemonStatus:
             reasons.append(self.pod_resources.problem)
         if self.sampler.problem is not None:
             reasons.append(self.sampler.problem)
-        if self.nodes.is_missing:
+        if self.own_node.is_missing:
             reasons.append(f"no Node is named {self.settings.node_name}")
         if self.ownership.problem is not None:
             reasons.append(self.ownership.problem)
@@ -124,7 +124,7 @@ class DaemonStatus:
             ),
             "unknown_cordoned_cards": (
                 "UUIDs of the cordon that are no card of this node.",
-                lambda: len(self.nodes.unknown_cordoned),
+                lambda: len(self.own_node.unknown_cordoned),
             ),
             "driver_hangs_seconds": (
                 "Seconds that the cards' driver has not answered, 0 while it does.",

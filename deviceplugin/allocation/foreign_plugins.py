@@ -13,15 +13,15 @@ log = structlog.get_logger(__name__)
 class ForeignPluginWatcher:
     """Reads the own Node for GPUs of other device plugins."""
 
-    def __init__(self, account: LedgerService, node_view: OwnNode, notices: NodeEvents) -> None:
-        self._node_view = node_view
+    def __init__(self, account: LedgerService, own_node: OwnNode, notices: NodeEvents) -> None:
+        self._own_node = own_node
         self._notices = notices
         self._seen: object = None
         self.foreign_gpus: dict[str, int] = {}
         account.subscribe(self._compare_node)
 
     def _compare_node(self) -> None:
-        node = self._node_view.node
+        node = self._own_node.node
         if node is None or node is self._seen:
             return
         self._seen = node

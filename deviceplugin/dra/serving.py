@@ -48,7 +48,7 @@ class ClaimServing:
         prepared: PreparedClaims,
         account: LedgerService,
         pods: OwnPods,
-        nodes: OwnNode,
+        own_node: OwnNode,
         card_list: CardList,
         source: GpuSource,
         checkpoint_reader: CheckpointReader,
@@ -75,7 +75,7 @@ class ClaimServing:
         self._publisher = SlicePublisher(
             client,
             account,
-            nodes,
+            own_node,
             lambda: card_list.gpus,
             node_name=settings.node_name,
             unit_mib=settings.unit_mib,

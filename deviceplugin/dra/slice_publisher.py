@@ -68,7 +68,7 @@ class SlicePublisher(Sink[SliceObject]):
         self,
         client: KubeClient,
         account: LedgerService,
-        node_view: OwnNode,
+        own_node: OwnNode,
         gpus: Callable[[], Sequence[GpuCard]],
         *,
         node_name: str,
@@ -80,7 +80,7 @@ class SlicePublisher(Sink[SliceObject]):
     ) -> None:
         self._client = client
         self._account = account
-        self._node_view = node_view
+        self._own_node = own_node
         self._gpus = gpus
         self._node_name = node_name
         self._unit_mib = unit_mib
@@ -140,7 +140,7 @@ class SlicePublisher(Sink[SliceObject]):
             )
             for card in by_room
         ]
-        node = self._node_view.node
+        node = self._own_node.node
         owner = {
             "apiVersion": "v1",
             "kind": "Node",
@@ -150,7 +150,7 @@ class SlicePublisher(Sink[SliceObject]):
         return make_slices(self._node_name, devices, owner)
 
     async def _step(self) -> float | None:
-        if self._found is None or self._node_view.node is None or not self._ready():
+        if self._found is None or self._own_node.node is None or not self._ready():
             return None
         wait_s = await self._write_slices(self._found)
         if wait_s is not None:

@@ -62,12 +62,12 @@ class AllocationAnnotator:
     """
 
     def __init__(
-        self, client: KubeClient, account: LedgerService, pod_view: OwnPods, use: PublishedUse | None = None
+        self, client: KubeClient, account: LedgerService, pods: OwnPods, use: PublishedUse | None = None
     ) -> None:
         self._use = use
         self._client = client
         self._account = account
-        self._pod_view = pod_view
+        self._pods = pods
         self._stepper = Stepper(self._step, QUIET_S, QUIET_TURNS)
         self._done: dict[str, _WrittenAnnotation] = {}
         self._refused: KeyedBackoff[str] = KeyedBackoff(1.0, 60.0, random.uniform)
@@ -90,7 +90,7 @@ class AllocationAnnotator:
         for number, (uid, assignment) in enumerate(sorted(found.items()), 1):
             if number % TURN == 0:
                 await asyncio.sleep(0)
-            pod = self._pod_view.pods_by_uid.get(uid)
+            pod = self._pods.pods_by_uid.get(uid)
             text = self._text(uid, pod, assignment)
             due_s = self._find_due(uid, pod, text)
             if pod is None or due_s is None:

@@ -99,7 +99,7 @@ class NodeOwnership:
         self,
         client: KubeClient,
         account: LedgerService,
-        node_view: OwnNode,
+        own_node: OwnNode,
         me: DaemonIdentity,
         *,
         node_name: str,
@@ -107,7 +107,7 @@ class NodeOwnership:
     ) -> None:
         self._client = client
         self._account = account
-        self._node_view = node_view
+        self._own_node = own_node
         self._me = me
         self._node_name = node_name
         self._on_conflict = on_conflict
@@ -121,7 +121,7 @@ class NodeOwnership:
 
     @property
     def owns_node(self) -> bool:
-        record = self._record(self._node_view.node)
+        record = self._record(self._own_node.node)
         return record is not None and record.owner.host == self._me.host
 
     @property
@@ -133,7 +133,7 @@ class NodeOwnership:
     @property
     def problem(self) -> str | None:
         """Why this daemon does not write; None if it may, or if there is no Node to write to."""
-        node = self._node_view.node
+        node = self._own_node.node
         record = self._record(node)
         if node is None or self.owns_node:
             return None
@@ -161,7 +161,7 @@ class NodeOwnership:
 
     async def _step(self) -> float | None:
         """Take the next step; return the seconds after which to check again even if nothing happens."""
-        node = self._node_view.node
+        node = self._own_node.node
         record = self._record(node)
         if node is None:
             return None
@@ -227,14 +227,14 @@ class NodeOwnership:
         except KubeApiError as error:
             return await self._failed(error)
         if self._record(written) != record:
-            self._node_view.apply_node(written)
+            self._own_node.apply_node(written)
             return await self._failed(f"the Node does not keep its annotation {NODE_DAEMON}")
         self._error = None
         if record.challenger is not None:
             self._challenged_s = self._account.now_s()
         if turned_down is not None:
             self._turn_down(turned_down)
-        self._node_view.apply_node(written)
+        self._own_node.apply_node(written)
         self._account.notify_subscribers()
         return 0.0
 

@@ -65,8 +65,8 @@ class NodePublisher:
         self,
         client: KubeClient,
         account: LedgerService,
-        node_view: OwnNode,
-        pod_view: OwnPods,
+        own_node: OwnNode,
+        pods: OwnPods,
         *,
         node_name: str,
         unit_mib: int,
@@ -80,8 +80,8 @@ class NodePublisher:
     ) -> None:
         self._client = client
         self._account = account
-        self._node_view = node_view
-        self._pod_view = pod_view
+        self._own_node = own_node
+        self._pods = pods
         self._node_name = node_name
         self._unit_mib = unit_mib
         self._inventory = inventory
@@ -138,7 +138,7 @@ class NodePublisher:
 
     async def _say_full(self) -> bool:
         """Publish every card as full; return True once the Node offers nothing any more."""
-        node = self._node_view.node
+        node = self._own_node.node
         if node is None or not self._owns():
             return True
         revision = next_revision(self.revision, node, self._now_ms())
@@ -159,12 +159,12 @@ class NodePublisher:
 
     async def _step(self) -> float | None:
         """Patch if it is time; return the seconds after which to check again even if nothing happens."""
-        node = self._node_view.node
+        node = self._own_node.node
         if node is None or not (self._account.ledger.is_complete and self._offers() and self._owns()):
             # A Node that was deleted and created again has lost our words; nobody has reverted them.
             self._since_s = self._written = None
             return None
-        wanted, owed = self._wanted(), self._pod_view.owed_version
+        wanted, owed = self._wanted(), self._pods.owed_version
         reason = publish_reason(wanted, node, owed)
         if reason is None:
             self._since_s = None
@@ -206,7 +206,7 @@ class NodePublisher:
         self._written = wanted
         if differs:
             self._disputed(differs)
-        self._node_view.apply_node(patched)
+        self._own_node.apply_node(patched)
         return 0.0
 
     async def _prove(self) -> float | None:
@@ -251,7 +251,7 @@ class NodePublisher:
             words=ledger.make_words(self._unit_mib),
             accounted_pods=ledger.published_holds(),
             inventory=tuple(self._inventory()),
-            seen_version=self._pod_view.seen_version,
+            seen_version=self._pods.seen_version,
             claims=place_claims(claims, uuids),
             offered_compute=ledger.offered_compute() if self._offers_compute else None,
         )

@@ -45,14 +45,14 @@ class StartupTaint:
         self,
         client: KubeClient,
         account: LedgerService,
-        node_view: OwnNode,
+        own_node: OwnNode,
         *,
         node_name: str,
         resource: str | None,
         serves: Callable[[], bool],
     ) -> None:
         self._client = client
-        self._node_view = node_view
+        self._own_node = own_node
         self._node_name = node_name
         self._resource = resource
         self._serves = serves
@@ -65,7 +65,7 @@ class StartupTaint:
 
     async def _step(self) -> float | None:
         """Remove the taint if it is time; return the seconds after which to check again."""
-        node = self._node_view.node
+        node = self._own_node.node
         if node is None or not has_startup_taint(node):
             return None
         if not (self._serves() and is_offered(node, self._resource)):
