@@ -1,7 +1,7 @@
 """Pods of a gang, which start together or not at all: how many of them fit at once."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from allocator.errors import RequestError, shown
@@ -43,7 +43,7 @@ class WaitingGang:
         size: Pods of the whole gang.
         pods: Pods that wait and ask for the same as the one that is asked about, which is one of them. Pods
             that are not there yet are thought to ask for the same.
-        refused: A pod of the gang whose request cannot be given, and why; empty for none.
+        refused: A pod that is needed and whose request cannot be given, and why; empty for none.
     """
 
     name: str
@@ -63,30 +63,46 @@ class WaitingGang:
 
 
 def find_gang(cluster: Cluster, pod: Pod) -> WaitingGang | None:
-    """Find the gang of a pod that waits; None if it starts alone."""
+    """Find the gang of a pod that waits and whose request can be given; None if it starts alone."""
     name, size, fault = _read_gang(cluster, pod)
     if fault or not name or size <= 1:
         return None
     members = list_gang(cluster, pod)
-    waiting = [each for each in members if not each.spec.node_name]
     # More pods than a PodGroup's minCount need not start with the others.
     spare = max(0, len(members) - size) if pod.scheduling_group is not None else 0
-    kinds: dict[object, list[Pod]] = {}
-    for each in waiting:
-        kinds.setdefault(_key_pod(cluster, each), []).append(each)
-    alike = len(kinds.pop(_key_pod(cluster, pod), ()))
-    missing = max(0, size - len(members))
-    others, refused = [], ""
-    for pods in kinds.values():
+    by_key = {_key_pod(cluster, pod): [pod]}
+    for each in members:
+        if each is not pod and not each.spec.node_name:
+            by_key.setdefault(_key_pod(cluster, each), []).append(each)
+    kinds: list[GangMembers] = []
+    refused: list[str] = []
+    for pods in by_key.values():
         try:
             request = cluster.read_request(pods[0])
         except RequestError as error:
-            refused = f"{pods[0].full_name} is refused: {error}"
+            refused += [f"{each.full_name} is refused: {error}" for each in pods]
             continue
         if request is not None:
             requirements = HostRequirements.from_pod(pods[0])
-            others.append(GangMembers(cluster.make_query(request, requirements), requirements, len(pods)))
-    return WaitingGang(name, size, max(1, alike + missing - spare), tuple(others), refused)
+            kinds.append(GangMembers(cluster.make_query(request, requirements), requirements, len(pods)))
+    own, *others = _leave_out(kinds, spare - len(refused))
+    return WaitingGang(
+        name,
+        size,
+        own.pods + max(0, size - len(members)),
+        tuple(kind for kind in others if kind.pods),
+        next(iter(refused[spare:]), ""),
+    )
+
+
+def _leave_out(kinds: Sequence[GangMembers], spare: int) -> Iterator[GangMembers]:
+    """Leave out so many pods, those that ask for most first, but of the first kind the last one."""
+    counts = {kind: kind.pods for kind in kinds}
+    for kind in sorted(kinds, key=_hardness):
+        left_out = min(max(0, spare), kind.pods - (kind is kinds[0]))
+        counts[kind] -= left_out
+        spare -= left_out
+    return (replace(kind, pods=count) for kind, count in counts.items())
 
 
 def list_gang(cluster: Cluster, pod: Pod) -> list[Pod]:

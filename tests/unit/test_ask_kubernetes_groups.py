@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from allocator.names import POD_GANG, POD_GANG_SIZE
+from allocator.names import POD_CARDS, POD_GANG, POD_GANG_SIZE
 from gpupack.autoscale.scale_down import find_nodes_to_keep
 from gpupack.diagnose.why import explain_pod
 from gpupack.rebalance.advise import advise_empty
@@ -62,6 +62,16 @@ def test_a_group_that_fits_is_tried_again() -> None:
 def test_pods_beyond_min_count_need_no_cards_at_once(pods: int) -> None:
     assert ask(make_cluster(*members(pods), count=2)).state == "fits"
     assert ask(make_cluster(*members(pods + 1), count=3)).state == "pending"
+
+
+@pytest.mark.parametrize("name", ["g0", "g1"])
+@pytest.mark.parametrize("odd", [Pod("g2", 8), Pod("g2", 5, policies=((POD_CARDS, "x"),))])
+def test_pods_beyond_min_count_need_no_cards_whatever_they_ask_for(odd: Pod, name: str) -> None:
+    """All that asked for something else had to fit, and one that is refused kept the group waiting."""
+    cluster = make_cluster(Pod("g0", 5), Pod("g1", 8), odd, count=2, cards=(8, 5))
+    assert explain_pod(cluster, "default", name).state == "fits"
+    short = make_cluster(Pod("g0", 5), Pod("g1", 8), odd, count=3, cards=(8, 5))
+    assert explain_pod(short, "default", name).state == "pending"
 
 
 def test_pods_that_run_already_are_not_asked_for_again() -> None:
