@@ -5,7 +5,7 @@ The autoscaler puts the pods that are unschedulable on existing nodes first, in 
 adds nodes for the rest.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -150,10 +150,7 @@ def pack_by_sums(
         most_compute: Percent that a new node for such pods has, as far as an autoscaler knows.
     """
     candidates = {id(kind): view.find_candidates(kind) for kind in kinds}
-    apart = {
-        id(kind): [other for other in kinds if must_be_apart(kind.requirements, other.requirements)]
-        for kind in kinds
-    }
+    apart = _find_apart(kinds)
     asking = [kind for kind in kinds if kind.request.asks_compute]
     unknown = {id(kind) for kind in asking if kind.request.effective_compute > most_compute(kind)}
     pods = sorted(((pod, kind) for kind in kinds for pod in kind.pods), key=lambda pair: pair[0].order)
@@ -166,13 +163,26 @@ def pack_by_sums(
             row = int(there[0])
             view.add_pod(row, kind.sums)
             for other in apart[id(kind)]:
-                candidates[id(other)] = candidates[id(other)][candidates[id(other)] != row]
+                candidates[other] = candidates[other][candidates[other] != row]
             fit_by_sum.add(pod.uid)
         elif id(kind) in unknown:
             fit_by_sum.add(pod.uid)
         else:
             short.append((pod, kind))
     return SumPacking(frozenset(fit_by_sum), tuple(short))
+
+
+def _find_apart(kinds: Sequence[EquivalentPods]) -> defaultdict[int, set[int]]:
+    """Find the kinds whose pods cannot run on one node, by `id`; thousands may have no rule about others."""
+    apart = defaultdict[int, set[int]](set)
+    for one in kinds:
+        if not (one.requirements.ports or one.requirements.anti_affinity):
+            continue
+        for other in kinds:
+            if must_be_apart(one.requirements, other.requirements):
+                apart[id(one)].add(id(other))
+                apart[id(other)].add(id(one))
+    return apart
 
 
 def count_nodes_by_sums(pods: Iterable[EquivalentPods], node: Amounts) -> int:
