@@ -43,7 +43,7 @@ class Stepper:
         self.wake()
 
     async def pause(self, pause_s: float) -> float:
-        """Wait, whatever happens meanwhile; for a step, which returns when it is due again: at once."""
+        """Wait, whatever happens meanwhile; return 0.0, for the step that waited is due at once."""
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._hurried.wait()

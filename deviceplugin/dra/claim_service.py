@@ -361,7 +361,7 @@ class ClaimService:
         charged = charge_cards(accounts)
         own = accounts.pods.get(pod.runtime_uid)
         mine = charge_pod(accounts, own) if own is not None else {}
-        # What it had by claims that the kubelet has let go it may have again.
+        # Units of claims that the kubelet has let go are free for the pod's next one.
         kept = own.checkpoint_ids.values() if own is not None else ()
         held = accounts.units_by_card({text for ids in kept for text in ids})
         for uuid, units in _add_units(shares).items():

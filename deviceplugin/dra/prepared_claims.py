@@ -220,15 +220,16 @@ class PreparedClaims:
             if not claim.is_for_limits
         }
         self._entries = ClaimEntries(
-            tuple(
-                CheckpointEntry(
-                    # Containers that share a claim's cards have its compute once. Older extenders wrote none
-                    # for limits, so there the pod's own request says it.
-                    *(claim.pod_uid, container, self.resource, frozenset(ids)),
-                    compute=None if claim.is_for_limits and not compute else {} if number else compute,
-                )
-                for claim in self._claims.values()
-                for compute in (claim.compute,)
-                for number, (container, ids) in enumerate(claim.ids.items())
-            )
+            tuple(entry for claim in self._claims.values() for entry in self._make_entries(claim))
         )
+
+    def _make_entries(self, claim: PreparedClaim) -> Iterator[CheckpointEntry]:
+        """Make an entry for each container; the first one's has the compute, which all of them share.
+
+        Older extenders wrote none for limits, so there the pod's own request says it.
+        """
+        is_said = bool(claim.compute) or not claim.is_for_limits
+        compute = claim.compute if is_said else None
+        for container, ids in claim.ids.items():
+            yield CheckpointEntry(claim.pod_uid, container, self.resource, frozenset(ids), compute)
+            compute = {} if is_said else None
