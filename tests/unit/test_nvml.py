@@ -268,3 +268,17 @@ def test_new_uncorrectable_ecc_errors_are_trouble_once(driver: Driver, gpus: Nvm
     assert gpus.sample()[0].error is None
     driver.cards[0].ecc = 0
     assert gpus.sample()[0].error is None
+
+
+@pytest.mark.parametrize("call", ["DeviceGetMemoryInfo", "DeviceGetTotalEccErrors"])
+def test_ecc_errors_that_come_while_the_card_cannot_be_read_are_new(
+    driver: Driver, gpus: NvmlGpus, call: str
+) -> None:
+    driver.cards[0].ecc = 3
+    gpus.open()
+    gpus.sample()
+    driver.cards[0].ecc, driver.cards[0].errors = 4, {call: pynvml.NVML_ERROR_UNKNOWN}
+    gpus.sample()
+    driver.cards[0].errors = {}
+    assert gpus.sample()[0].error == "uncorrectable ECC errors: 4, 3 at the last look"
+    assert gpus.sample()[0].error is None

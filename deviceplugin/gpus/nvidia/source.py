@@ -209,6 +209,11 @@ class NvmlGpus:
             self._telemetry = {}
             self._lost = False
             found = [self._sample(device, before) for device in self._devices]
+            now = self._memory_errors
+            # What cannot be read of a card this time is as it was: what comes meanwhile is new.
+            self._memory_errors = {
+                uuid: {**before.get(uuid, {}), **now.get(uuid, {})} for uuid in {**before, **now}
+            }
             if not self._lost:
                 self._again_s = AGAIN_S
             return found
