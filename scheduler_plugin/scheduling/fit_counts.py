@@ -77,22 +77,28 @@ def compute_least_missing(nodes: NodeArrays, query: SchedulingRequest, rows: Row
     """Compute how many units must at least become free on nodes before a pod fits: int64[m].
 
     That is what the demand that needs most would lack on the cards of each node alone, where compute that is
-    short counts as that part of a card's units; `NEVER` where empty cards do not suffice for one.
+    short counts as that part of a card's units, and no less than the units that all of them lack. `NEVER`
+    where empty cards do not suffice for one.
     """
     size = get_usable_units(nodes.as_emptied(), query.policy_request, rows)
     taken = (nodes.used[rows] + nodes.assumed[rows]).astype(np.int64)
     limit, compute_free = nodes.compute_limit[rows][:, None], nodes.compute_free[rows].astype(np.int64)
-    missing: LongArray = np.zeros(len(rows), dtype=np.int64)
+    most: LongArray = np.zeros(len(rows), dtype=np.int64)
+    total = np.zeros(len(rows), dtype=np.int64)
     for demand, units in zip(query.request.demands, compute_units_by_card(nodes, query, rows), strict=True):
         lacks = np.maximum(0, taken + units - size)
         if demand.compute:
             percent = np.maximum(0, demand.compute - compute_free)
             np.maximum(lacks, percent * size // np.maximum(limit, 1), out=lacks)
-        lacks[(size < units) | (limit < demand.compute)] = NEVER
+        never = (size < units) | (limit < demand.compute)
+        lacks[never] = NEVER
         if demand.cards > lacks.shape[1]:
             return np.full(len(rows), NEVER, dtype=np.int64)
-        np.maximum(missing, np.sort(lacks, axis=1)[:, : demand.cards].sum(axis=1), out=missing)
-    return np.minimum(missing, NEVER, out=missing)
+        np.maximum(most, np.sort(lacks, axis=1)[:, : demand.cards].sum(axis=1), out=most)
+        # What pods have beyond a card's size ends once for all demands.
+        lacks = np.where(never, NEVER, np.maximum(0, np.minimum(taken, size) + units - size))
+        total += np.sort(lacks, axis=1)[:, : demand.cards].sum(axis=1)
+    return np.minimum(np.maximum(most, total), NEVER)
 
 
 def can_ever_hold_all(nodes: NodeArrays, kinds: Iterable[tuple[SchedulingRequest, int]]) -> bool:

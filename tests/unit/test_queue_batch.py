@@ -46,7 +46,7 @@ def test_what_is_released_is_bound_in_any_order(seed: int) -> None:
         committer.assume("default", name, member.uid, member.node, 0)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(40))
 def test_room_is_kept_where_the_least_must_become_free(seed: int) -> None:
     """The arrays rule nodes out; whoever is asked one by one says the same."""
     rng = random.Random(seed)
@@ -61,7 +61,9 @@ def test_room_is_kept_where_the_least_must_become_free(seed: int) -> None:
             world.bind_to(world.pod(f"bound{at}", 8, gates=()), f"n{at:02}")
     cards = {"gpupack.io/cards": str(rng.randint(1, 3))}
     asked = {COMPUTE_RESOURCE: rng.choice(("1", "30", "60"))}
-    containers = [container(units=rng.choice((12, 60)), resources=asked)]
+    containers = [
+        container(f"c{number}", rng.choice((12, 60)), resources=asked) for number in range(1 + seed // 20)
+    ]
     requirements = world.queue.queued_pods[
         world.pod("p", containers=containers, annotations=cards)
     ].requirements
@@ -75,7 +77,10 @@ def test_room_is_kept_where_the_least_must_become_free(seed: int) -> None:
         and (spot := clearing._find_place(requirements, row)) is not None
     }
     rows, least = clearing._find_possible(requirements, None)
-    assert {world.state.nodes.names[row]: few for row, few in zip(rows, least, strict=True)} == missing
+    bounds = {world.state.nodes.names[row]: few for row, few in zip(rows, least, strict=True)}
+    assert bounds.keys() == missing.keys()
+    assert all(bounds[name] <= few for name, few in missing.items())
+    assert bounds == missing or len(containers) > 1
     expected = sorted(missing, key=lambda name: (missing[name], name))[:1]
     found = clearing.plan_workload([("uid-p", requirements)])
     assert [kept.node for kept in found.values()] == expected

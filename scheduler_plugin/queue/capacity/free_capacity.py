@@ -431,12 +431,12 @@ class TotalCapacity:
 
     def count_pods(self, requirements: PodRequirements) -> int:
         """Count the pods with these requirements that the empty cluster could hold; 0: none can ever run."""
-        return int(self._count_by_row(requirements).sum())
+        return int(self.count_by_row(requirements).sum())
 
     def list_nodes(self, requirements: PodRequirements) -> list[str]:
         """List the nodes that could hold a pod with these requirements if they were empty."""
         names = self._capacity.state.nodes.names
-        return [names[row] for row in np.flatnonzero(self._count_by_row(requirements)).tolist()]
+        return [names[row] for row in np.flatnonzero(self.count_by_row(requirements)).tolist()]
 
     def count_fits(self, asked: Amounts, row: int) -> int:
         """Count how often the amounts fit into a node without its pods, see `FreeCapacity.count_fits`."""
@@ -458,7 +458,8 @@ class TotalCapacity:
         for requirements in [requirements for requirements in self._known if requirements not in used]:
             del self._known[requirements]
 
-    def _count_by_row(self, requirements: PodRequirements) -> LongArray:
+    def count_by_row(self, requirements: PodRequirements) -> LongArray:
+        """Count the pods with these requirements that each row could hold if it were empty: int64[R]."""
         nodes, free_capacity = self._capacity.state.nodes, self._capacity
         known = self._known.get(requirements)
         if known is None or len(known.made) != nodes.row_count or known.facts != free_capacity.facts_version:

@@ -21,7 +21,7 @@ from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.quota_usage import RowFilter
 from scheduler_plugin.queue.capacity.requirements import Member, PodRequirements
 from scheduler_plugin.queue.capacity.reservations import NO_RESERVATIONS, NodeReservations, QueueReservation
-from scheduler_plugin.scheduling.fit_counts import NEVER, compute_least_missing
+from scheduler_plugin.scheduling.fit_counts import compute_least_missing
 
 
 @dataclass(slots=True)
@@ -139,16 +139,12 @@ class ReservationPlanner:
         self, requirements: PodRequirements, among: RowFilter | None
     ) -> tuple[RowArray, LongArray]:
         """Find rows that could take a pod if they were empty, with a lower bound of the missing units."""
-        nodes = self._capacity.state.nodes
-        usable = nodes.mask_offering(requirements.request) & self._capacity.mask_allowed(requirements)
-        amounts = requirements.amounts.without_sums()
-        usable &= nodes.amounts.as_emptied().mask_fits(amounts, np.arange(nodes.row_count))
+        usable = self._capacity.capacity.count_by_row(requirements) > 0
         if among is not None:
             usable &= among(requirements)
         rows = np.flatnonzero(usable)
-        least = compute_least_missing(nodes, self._capacity.make_query(requirements), rows)
-        can = least < NEVER
-        return rows[can], least[can]
+        query = self._capacity.make_query(requirements)
+        return rows, compute_least_missing(self._capacity.state.nodes, query, rows)
 
     def _find_place(
         self, requirements: PodRequirements, row: int, among: Collection[int] | None = None
