@@ -23,7 +23,7 @@ class DetectedCard:
 
     Attributes:
         uuid: UUID of the card, None if the driver does not tell.
-        certain: nothing of this may be a passing failure of the driver.
+        certain: the card is as it is shown. If False, that may be a passing failure of the driver.
     """
 
     uuid: str | None
@@ -85,7 +85,7 @@ def merge_cards(known: Sequence[GpuCard], detected: Iterable[DetectedCard]) -> l
     missing = [uuid for uuid in before if uuid not in {detected_card.uuid for detected_card in detected}]
     result: list[GpuCard] = []
     for detected_card in detected:
-        # Nobody tells which card it is that cannot be told: one of those that are missing.
+        # A card that is shown without its UUID is one of those that are missing; which, nobody says.
         uuid = detected_card.uuid if detected_card.uuid is not None or not missing else missing.pop(0)
         stays = not detected_card.certain and uuid in before
         result += before[uuid] if stays and uuid is not None else detected_card.cards

@@ -381,7 +381,7 @@ class NvmlGpus:
                 DetectedCard(entry.uuid, tuple(device.card for device in linked), entry.error is None)
             )
         cards = merge_cards([device.card for device in self._devices], detected)
-        # Nobody tells which card it is that cannot be told.
+        # Which of the missing cards these are, nobody says.
         untold = sorted({entry.error for entry in shown if entry.uuid is None and entry.error})
         not_shown = f"{_NOT_SHOWN}: {', '.join(untold)}" if untold else _NOT_SHOWN
         troubles = {entry.uuid: entry.error for entry in shown if entry.error}
@@ -515,7 +515,7 @@ class NvmlGpus:
     def _sample(self, device: _NvmlDevice, before: Mapping[str, Mapping[str, int]]) -> GpuSample:
         uuid, card = device.card.uuid, physical_uuid(device.card)
         if device.card.error is not None or device.trouble is not None or device.handle is None:
-            # Of a card in MIG mode without instances the driver tells all that there is.
+            # A card in MIG mode without instances is all there: no start of the library brings more.
             passing = device.trouble is not None or device.handle is not None or device.parent is None
             self._lost |= passing and not device.lasts
             return GpuSample(uuid, 0, None, error=device.card.error or device.trouble or _NOT_SHOWN)
