@@ -48,6 +48,8 @@ def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[
     ]
     looked_at = names[:MOST_NODES]
     complete = len(looked_at) == len(names)
+    # Where more than cards is short, the end of pods elsewhere, or without cards, may do, and is not tried.
+    complete &= not what_if.cluster.kube_checks.find_rejections(what_if.requirements, only=names)
     # Of a gang every set is asked about on all nodes.
     budget = MOST_SETS if what_if.is_alone else MOST_SETS // 6
     complete &= what_if.is_alone

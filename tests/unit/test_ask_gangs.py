@@ -416,6 +416,24 @@ def test_the_end_of_a_gang_gives_back_what_its_pods_have_on_all_of_its_nodes(cpu
     assert [pod.pod for pod in way.pods] == ["t0", "t1"]
 
 
+@pytest.mark.parametrize(("size", "app", "fewest"), [(39, "w", False), (8, "x", True)])
+def test_fewest_is_not_claimed_where_a_pod_elsewhere_may_keep_a_node_closed(
+    size: int, app: str, fewest: bool
+) -> None:
+    """The end of the pod whose anti-affinity closes the zone of node b would have done alone."""
+    a, b = (("zone", "a"),), (("zone", "b"),)
+    nodes = (
+        Node("a", (39,), labels=a),
+        Node("b", (size,), labels=b),
+        Node("c", (8,), labels=b, cordoned=True),
+    )
+    others = [Pod(f"o{at}", 15, "a", (0,), owned=False) for at in (0, 1)]
+    pods = (Pod("w", 30, labels=(("app", "w"),)), *others, Pod("keeper", 8, "c", (0,), owned=False))
+    cluster = World(nodes, pods).changed(keeper=by_zone("podAntiAffinity", app)).cluster
+    (way,) = [way for way in explain_pod(cluster, "default", "w").ways_out if way.kind == "pods-end"]
+    assert ([pod.pod for pod in way.pods], way.fewest) == (["o0", "o1"], fewest)
+
+
 def test_pods_of_its_own_gang_are_not_ended_for_a_pod() -> None:
     nodes = (Node("a", (39,)),)
     pods = (member("g0", 30, size=2), member("g1", 30, size=2, node="a", cards=(0,), owned=False))
