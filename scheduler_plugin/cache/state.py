@@ -144,9 +144,13 @@ class ClusterState:
         if record.row < 0:
             record.row = self.nodes.add_node(name)
         record.version = version
+        others = record.capacity.others
         allocatable = node.status.allocatable or {}
         record.capacity = read_capacity(allocatable, self.resource, serves_claims=serves_claims(node))
         self.nodes.amounts.set_capacity(record.row, record.capacity)
+        if record.capacity.others != others:
+            # What no node policy names has no column there.
+            self.nodes.changes.record(record.row)
         self._records.mark_changed(name)
         try:
             self._read_cards(record, node)

@@ -40,6 +40,18 @@ def test_a_pod_goes_where_it_is_left(config: str) -> None:
     assert f"processor, memory, {NIC} and number of pods allow no node" in told["s"][1]
 
 
+@BY_ANY
+def test_a_node_that_offers_more_of_it_takes_the_pod(config: str) -> None:
+    """As where its device plugin starts later; nothing else of the node changes."""
+    world = QueueWorld(config)
+    world.node("n1", resources={NIC: "1"})
+    world.pod("p", containers=asks(2))
+    assert where(world) == {}
+    assert explain_waiting(world.queue, world.now)[0].reason == "NeverFits"
+    world.node("n1", resources={NIC: "4"})
+    assert where(world) == {"p": "n1"}
+
+
 def test_another_configuration_counts_it_from_then_on() -> None:
     """Also on a node that has nothing of it, where the pod seemed to fit."""
     world = QueueWorld()
