@@ -162,7 +162,7 @@ class Reflector(Generic[T]):
                 await self._failed(error)
 
     async def _failed(self, error: Exception) -> None:
-        """Report a failure to the sink, then wait; a first 410 only means that we were away for long."""
+        """Report a failure to the sink, then wait; after a 410 the watch cannot go on without a new list."""
         if not isinstance(error, KubeApiError):
             log.error("reflector failed", path=self._path, error=repr(error), exc_info=error)
             error = SinkFailedError(f"{self._path}: {error!r}")
