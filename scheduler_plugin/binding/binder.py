@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 from typing import Protocol, TypeVar
 
+import msgspec
 import structlog
 
 from allocator.names import POD_ASSIGNED
@@ -303,7 +303,7 @@ class Binder:
             self._check_may_send(commitment)
         except CommitError:
             return ""
-        assumed.pod = replace(assumed.pod, resource_version=record.resource_version)
+        assumed.pod = msgspec.structs.replace(assumed.pod, resource_version=record.resource_version)
         return record.resource_version
 
     async def _write_claim(self, commitment: PendingBinding, claim: BoundPodClaim, version: str) -> str:

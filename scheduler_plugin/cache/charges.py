@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import msgspec
+
 from allocator.cards import CardAmounts
 from allocator.podcards import ByPosition, charged_compute, charged_units
 from allocator.records import Assignment
@@ -40,13 +42,14 @@ class AssumedPod:
 
         kube-scheduler patches the status of a pod that it is about to bind, as with the nominated node.
         """
-        before = self.pod
-        return replace(pod, resource_version=before.resource_version, nominated=before.nominated) == before
+        known = self.pod
+        version, nominated = known.resource_version, known.nominated
+        return msgspec.structs.replace(pod, resource_version=version, nominated=nominated) == known
 
     def record_claim(self, version: str) -> None:
         """Note that the pod's status names its claim, from this resourceVersion on."""
         request = self.pod.request and replace(self.pod.request, claimed=True)
-        self.pod = replace(self.pod, resource_version=version, request=request)
+        self.pod = msgspec.structs.replace(self.pod, resource_version=version, request=request)
         self.awaits_claim = False
 
     def counts_as(self, bound: PodRecord) -> bool:

@@ -1,7 +1,7 @@
 """Pods as the scheduler's cache has them: their requests, and what is known of their cards."""
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -42,8 +42,7 @@ MAX_REQUESTED: Final = 1 << 53
 """More thousandths of a core, or bytes, than any machine has; the API server accepts far larger requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodRecord:
+class PodRecord(msgspec.Struct, frozen=True):
     """One pod in its newest known version.
 
     Attributes:
@@ -91,7 +90,7 @@ class PodRecord:
     grace_ends_at: float | None = None
     is_placeholder: bool = False
     start_time: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = {}
     gang: tuple[str, str] | None = None
     gang_size: int = 0
     is_mirror: bool = False

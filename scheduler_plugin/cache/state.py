@@ -1,7 +1,8 @@
 """The scheduler's cache: nodes and pods as last seen, assumed pods, and the arrays derived from them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+
+import msgspec
 
 from allocator.names import resource_name
 from allocator.podcards import read_accounted_units
@@ -261,7 +262,7 @@ class ClusterState:
         """Accept any version of a pod from now on; charge assumed pods as if they were bound and gone."""
         self._pod_versions.reset()
         for uid, pod in self.pods.items():
-            self.pods[uid] = replace(pod, resource_version="")
+            self.pods[uid] = msgspec.structs.replace(pod, resource_version="")
         for record in self.node_records.values():
             record.seen_version = -1
         for assumed in list(self._assumed.values()):
