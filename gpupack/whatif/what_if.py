@@ -118,7 +118,8 @@ def without_pods(cluster: Cluster, usage: "PodCardUsage", pods: Iterable[PodReco
     """Show filter the cards as if some pods had ended, for a while."""
     by_node: dict[str, list[PodRecord]] = {}
     for pod in pods:
-        by_node.setdefault(pod.node, []).append(pod)
+        if pod.node in cluster.nodes:
+            by_node.setdefault(pod.node, []).append(pod)
     charges: dict[int, dict[int, CardAmounts]] = {}
     for node, gone in by_node.items():
         on_node = charges.setdefault(cluster.state.nodes.rows[node], {})

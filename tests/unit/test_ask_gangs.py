@@ -333,6 +333,20 @@ def test_a_gang_in_the_way_ends_as_a_whole_wherever_its_pods_are() -> None:
     )
 
 
+def test_a_gang_in_the_way_ends_as_a_whole_though_a_node_of_it_was_deleted() -> None:
+    """Its pods stay for a while; why ended with a KeyError."""
+    train = [
+        member(f"t{at}", 20, gang="train", size=2, node=node, cards=(0,), owned=False)
+        for at, node in enumerate(("a", "deleted"))
+    ]
+    (way,) = [
+        way
+        for way in ask((Node("a", (39,)),), (Pod("w", 30), *train), "w").ways_out
+        if way.kind == "pods-end"
+    ]
+    assert [pod.pod for pod in way.pods] == ["t0", "t1"]
+
+
 @pytest.mark.parametrize(("alone", "pods"), [(10, 2), (0, 7)], ids=["two others", "a large gang"])
 def test_the_fewest_pods_end_counting_all_pods_of_a_gang(alone: int, pods: int) -> None:
     """A card of 39 has one pod of a gang of seven, another one two pods that stand alone, or none."""
