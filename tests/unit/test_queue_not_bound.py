@@ -82,10 +82,8 @@ def test_in_batch_mode_what_kube_scheduler_refused_is_removed_too() -> None:
     world.change(uid, status=UNSCHEDULABLE)
     found = []
     for world.now in range(140):
-        found += [
-            (world.now, back.removes, back.is_repeated) for back in world.queue.find_requeues(world.now)
-        ]
-    assert found == [(0, False, False), (120, True, False), (125, True, True), (135, True, True)]
+        found += [(world.now, back.removes) for back in world.queue.find_requeues(world.now)]
+    assert found == [(0, False), (120, True), (125, True), (135, True)]
     world.delete(uid)
     assert world.queue.find_requeues(500) == []
 
@@ -148,16 +146,12 @@ def test_a_drained_queue_removes_its_pods_until_they_are_gone(world: QueueWorld)
     world.change(uids[1], status=UNSCHEDULABLE)
     world.queue.find_requeues(0)
     world.configure(drain)
-    assert sorted(
-        (back.queued_pod.uid, back.removes, back.is_repeated) for back in world.queue.find_requeues(0)
-    ) == [
-        (uids[0], True, False),
-        (uids[1], True, False),
+    assert sorted((back.queued_pod.uid, back.removes) for back in world.queue.find_requeues(0)) == [
+        (uids[0], True),
+        (uids[1], True),
     ]
     assert world.queue.find_requeues(4) == []
-    assert {(back.queued_pod.uid, back.is_repeated) for back in world.queue.find_requeues(5)} == {
-        (uid, True) for uid in uids
-    }
+    assert {back.queued_pod.uid for back in world.queue.find_requeues(5)} == set(uids)
     world.change(uids[0], metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
     world.delete(uids[1])
     assert world.queue.find_requeues(100) == []
@@ -167,9 +161,7 @@ def test_a_drained_queue_removes_its_pods_until_they_are_gone(world: QueueWorld)
     world.now = 101
     assert world.admitted() == ["three"]
     world.configure(drain)
-    assert [(back.queued_pod.uid, back.is_repeated) for back in world.queue.find_requeues(102)] == [
-        (third, False)
-    ]
+    assert [back.queued_pod.uid for back in world.queue.find_requeues(102)] == [third]
 
 
 def test_nobody_evicts_the_image_of_a_static_pod() -> None:

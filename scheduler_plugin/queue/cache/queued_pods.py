@@ -320,14 +320,12 @@ class Requeue:
     """An admitted pod whose room is given to others again.
 
     Attributes:
-        is_repeated: This was asked for before, and the pod is still there.
         is_first: It is the first requeue of this admission.
     """
 
     queued_pod: QueuedPod
     why: str
     write: RequeueWrite = RequeueWrite.NOTHING
-    is_repeated: bool = False
     is_first: bool = True
 
     @property

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -281,7 +282,7 @@ class Controller:
         """Evict those who borrowed what a lender needs."""
         for group in reclaim.groups:
             first, *others = group.pods
-            evicted = self._begin_removing(first, reclaim.queue)
+            evicted = self._begin_reclaiming(first, reclaim.queue)
             if others:
                 self._begin_write(self._evict_others(others, reclaim.queue, evicted))
 
@@ -290,14 +291,17 @@ class Controller:
     ) -> None:
         if await first is not WriteOutcome.REFUSED:
             for pod in pods:
-                self._begin_removing(pod, lender)
+                self._begin_reclaiming(pod, lender)
             return
         for pod in pods:
             self._reclaimer.record_refusal(lender, pod.uid, self._clock())
 
-    def _report_reclaim(self, pod: QueuedPod, lender: str) -> None:
+    def _begin_reclaiming(self, pod: QueuedPod, lender: str) -> asyncio.Task[WriteOutcome]:
+        why = f"queue {lender} needs what queue {pod.queue_info.queue} borrowed"
+        return self._begin_removing(pod, why, partial(self._report_reclaim, pod, lender, why), lender)
+
+    def _report_reclaim(self, pod: QueuedPod, lender: str, why: str) -> None:
         borrower = pod.queue_info.queue
-        why = f"queue {lender} needs what queue {borrower} borrowed"
         goes = "the pod is evicted, with all of its gang" if pod.gang else "the pod is evicted"
         self._send_event(pod, "Warning", "Reclaimed", f"{why}: {goes}")
         self.counts.reclaimed[borrower] = self.counts.reclaimed.get(borrower, 0) + 1
@@ -305,50 +309,58 @@ class Controller:
 
     def _begin_requeues(self, requeues: Sequence[Requeue]) -> None:
         for requeue in requeues:
-            pod = requeue.queued_pod
-            if not requeue.is_repeated:
-                self._report_requeue(requeue)
+            pod, queue = requeue.queued_pod, requeue.queued_pod.queue_info.queue
+            if requeue.is_first:
+                self.counts.requeued[queue] = self.counts.requeued.get(queue, 0) + 1
             if requeue.removes:
-                self._begin_removing(pod)
+                self._begin_removing(pod, requeue.why, partial(self._report_requeue, requeue))
             elif requeue.write is RequeueWrite.MARK:
-                self._begin_write(self._write_requeue(pod))
+                self._begin_write(self._write_requeue(requeue))
+            else:
+                self._report_requeue(requeue)
 
     def _report_requeue(self, requeue: Requeue) -> None:
-        pod = requeue.queued_pod
-        queue = pod.queue_info.queue
-        if requeue.is_first:
-            self.counts.requeued[queue] = self.counts.requeued.get(queue, 0) + 1
+        pod, queue = requeue.queued_pod, requeue.queued_pod.queue_info.queue
         self._send_event(pod, "Warning", "Requeued", f"{requeue.why}: {_REQUEUED[requeue.write]}")
         log.warning(
             "requeued", pod=pod.record.full_name, queue=queue, why=requeue.why, removed=requeue.removes
         )
 
-    def _begin_removing(self, pod: QueuedPod, lender: str = "") -> asyncio.Task[WriteOutcome]:
-        return self._begin_write(self._write_eviction(pod, lender, pod.phase))
+    def _begin_removing(
+        self, pod: QueuedPod, why: str, report: Callable[[], None], lender: str = ""
+    ) -> asyncio.Task[WriteOutcome]:
+        return self._begin_write(self._write_eviction(pod, why, report, lender, pod.phase))
 
-    async def _write_requeue(self, pod: QueuedPod) -> None:
+    async def _write_requeue(self, requeue: Requeue) -> None:
+        pod = requeue.queued_pod
         async with self._turns:
             if pod.phase is not Phase.ADMITTED:
                 return
             answer = await self._writer.requeue_pod(pod)
+        if answer.written is WriteOutcome.DONE:
+            self._report_requeue(requeue)
         if answer.why:
             log.warning("not requeued", pod=pod.record.full_name, queue=pod.queue_info.queue, why=answer.why)
             if answer.written is WriteOutcome.REFUSED:
-                message = f"the API server refuses to requeue it: {answer.why}"
+                message = f"{requeue.why}, but the API server refuses to requeue it: {answer.why}"
                 self._send_event(pod, "Warning", "NotRequeued", message)
 
-    async def _write_eviction(self, pod: QueuedPod, lender: str, phase: Phase) -> WriteOutcome:
+    async def _write_eviction(
+        self, pod: QueuedPod, why: str, report: Callable[[], None], lender: str, phase: Phase
+    ) -> WriteOutcome:
         """Evict a pod; without an answer it counts as evicted once the pod is seen leaving.
 
         Args:
+            why: Why it is to go.
+            report: Says that it goes.
             phase: The pod's when that was decided: a pod without a gang that has got a node since then stays.
         """
         async with self._turns:
             if pod.phase is not phase and not pod.gang:
                 return WriteOutcome.REFUSED
             answer = await self._writer.evict_pod(pod)
-        if lender and answer.written in {WriteOutcome.DONE, WriteOutcome.UNKNOWN}:
-            self._report_reclaim(pod, lender)
+        if answer.written in {WriteOutcome.DONE, WriteOutcome.UNKNOWN}:
+            report()
         if answer.written in {WriteOutcome.REFUSED, WriteOutcome.UNKNOWN}:
             stays = answer.written is WriteOutcome.REFUSED
             self._reclaimer.record_refusal(lender, pod.uid, self._clock(), stays=stays)
@@ -356,7 +368,7 @@ class Controller:
                 self.queue.record_refused_removal(pod.uid)
             log.warning("not removed", pod=pod.record.full_name, queue=pod.queue_info.queue, why=answer.why)
             if stays and answer.why:
-                message = f"the API server refuses to remove it: {answer.why}"
+                message = f"{why}, but the API server refuses to remove it: {answer.why}"
                 self._send_event(pod, "Warning", "NotRemoved", message)
         known = self.queue.queued_pods.get(pod.uid)
         return WriteOutcome.DONE if known is None or known.queue_info.ending else answer.written

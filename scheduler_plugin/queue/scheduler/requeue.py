@@ -108,10 +108,9 @@ class RequeueFinder:
         requeues = []
         for pod in waits:
             if not self._requeues.is_paused(pod.uid):
-                again = self._requeues.count_failures(pod.uid) > 0
                 self._requeues.failed(pod.uid, now)
                 why = whys.get(pod.uid, "it could not be bound")
-                requeues.append(Requeue(pod, why, RequeueWrite.MARK, is_repeated=again))
+                requeues.append(Requeue(pod, why, RequeueWrite.MARK))
         return requeues
 
     def _find_removals(self, must_go: Mapping[str, tuple[QueuedPod, str]], now: float) -> list[Requeue]:
@@ -120,9 +119,8 @@ class RequeueFinder:
         requeues = []
         for uid, (pod, why) in must_go.items():
             if not pod.queue_info.ending and not self._removals.is_paused(uid):
-                again = self._removals.count_failures(uid) > 0
                 self._removals.failed(uid, now)
-                requeues.append(Requeue(pod, why, RequeueWrite.REMOVE, is_repeated=again))
+                requeues.append(Requeue(pod, why, RequeueWrite.REMOVE))
         return requeues
 
 
