@@ -44,7 +44,10 @@ def ask_directly(session: aiohttp.ClientSession, url: str) -> Ask:
 
 
 async def poll_queue(
-    ask: Ask, show: Callable[[dict[str, Any]], None], tell: Callable[[Sequence[WaitExplanation] | None], None]
+    ask: Ask,
+    show: Callable[[dict[str, Any]], None],
+    tell: Callable[[Sequence[WaitExplanation] | None], None],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Show the queues again and again, until cancelled.
 
@@ -52,28 +55,32 @@ async def poll_queue(
         tell: Takes what the queue says of every pod that waits; None if it does not answer.
     """
     while True:
-        shown, pods = await _poll_once(ask)
+        shown, pods, pause_s = await _poll_once(ask)
         show(shown)
         tell(pods)
-        await asyncio.sleep(EVERY_S if shown["there"] else AWAY_S)
+        await sleep(pause_s)
 
 
-async def _poll_once(ask: Ask) -> tuple[dict[str, Any], Sequence[WaitExplanation] | None]:
-    """Ask the queue: what the page shows, or why there is nothing, and all pods that wait."""
+async def _poll_once(ask: Ask) -> tuple[dict[str, Any], Sequence[WaitExplanation] | None, float]:
+    """Ask the queue: what the page shows, or why there is nothing, all pods that wait, and when to ask again.
+
+    A queue that does not answer may be changing its leader, and is asked again soon.
+    """
+    pause_s = AWAY_S
     try:
         status = queuestatus.read(await ask())
+        shown = msgspec.structs.replace(status, pods=status.pods[:SHOWN])
+        more = len(status.pods) - len(shown.pods)
+        return {"there": True, "text": "", "more": more, **msgspec.to_builtins(shown)}, status.pods, EVERY_S
     except NotFound:
-        return explain_no_queues("No queue is installed here; docs/queue.md says what one is for."), None
+        why = "No queue is installed here; docs/queue.md says what one is for."
     except Forbidden as error:
-        return explain_no_queues(f"The queue cannot be asked: {error}"), None
+        why = f"The queue cannot be asked: {error}"
     except aiohttp.ClientConnectorError as error:
-        why = describe_unreachable(error)
-        return explain_no_queues(f"No queue answers ({why}); docs/queue.md says what one is for."), None
+        why = f"No queue answers ({describe_unreachable(error)}); docs/queue.md says what one is for."
     except (InputError, KubeApiError, aiohttp.ClientError, TimeoutError) as error:
-        return explain_no_queues(f"The queue does not answer: {error or type(error).__name__}"), None
-    shown = msgspec.structs.replace(status, pods=status.pods[:SHOWN])
-    more = len(status.pods) - len(shown.pods)
-    return {"there": True, "text": "", "more": more, **msgspec.to_builtins(shown)}, status.pods
+        why, pause_s = f"The queue does not answer: {error or type(error).__name__}", EVERY_S
+    return explain_no_queues(why), None, pause_s
 
 
 def explain_no_queues(text: str) -> dict[str, Any]:

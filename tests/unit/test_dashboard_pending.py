@@ -1,14 +1,16 @@
 """The dashboard's Pending view: pods that wait in the queue are told what the queue says of them."""
 
+import asyncio
 import json
 
 import msgspec
 import pytest
 
 from allocator.names import QUEUE_GATE
-from gpupack.dashboard import advice
+from gpupack.dashboard import advice, queues
 from gpupack.dashboard.board import ClusterBoard
 from kubeapi import objects
+from kubeapi.errors import NotFound, ServerError
 from kubeapi.objects import PodGroup
 from scheduler_plugin.cache.gang_names import GROUP_LABELS
 from scheduler_plugin.queue.controller.status import WaitExplanation, WaitReason
@@ -114,3 +116,23 @@ def test_a_list_of_pods_forgets_the_groups_of_those_that_are_gone():
     board.coscheduling_groups.delete_group(pod_group(2).key)
     board.put_pod(msgspec.convert({**grouped("g1").object()}, objects.Pod))
     assert [pod.gang for pod in explained(board)] == [""]
+
+
+@pytest.mark.parametrize(
+    ("error", "pause_s"),
+    [(ServerError("no leader"), queues.EVERY_S), (NotFound("no Service"), queues.AWAY_S)],
+)
+async def test_a_queue_that_does_not_answer_is_asked_again_soon(error, pause_s):
+    """For a minute after a change of its leader no pod was told what its queue says."""
+    slept = []
+
+    async def ask():
+        raise error
+
+    async def sleep(seconds):
+        slept.append(seconds)
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await queues.poll_queue(ask, lambda _shown: None, lambda _pods: None, sleep)
+    assert slept == [pause_s]
