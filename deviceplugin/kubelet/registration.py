@@ -9,7 +9,8 @@ What the kubelet does, and what follows for us:
 - Up to 1.36 it knows a plugin by its resource only. When it sees the end of an old ListAndWatch stream after
   a new registration, it takes the new one down. So before we register our old stream must be over, and the
   kubelet must have noticed. Should it still happen, our new stream ends, and we register again.
-- From 1.37 on it knows a plugin by its socket too: see `name_of_our_own`.
+- From 1.37 on it knows a plugin by its socket too, and may refuse one until it is restarted: see
+  `name_of_our_own`. Then we serve at another one.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ import structlog
 from deviceplugin.errors import RegistrationError
 from deviceplugin.kubelet.grpc_sockets import CHANNEL_OPTIONS, SERVER_OPTIONS, GrpcSockets
 from deviceplugin.kubelet.plugin_service import DevicePlugin, DeviceStream
-from deviceplugin.kubelet.sockets import FolderWatch, SocketId, identify
+from deviceplugin.kubelet.sockets import FolderWatch, SocketId, identify, name_of_our_own
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from kubeapi.backoff import Backoff
@@ -36,6 +37,9 @@ log = structlog.get_logger(__name__)
 
 API_VERSION: Final = "v1beta1"
 KUBELET_SOCKET: Final = "kubelet.sock"
+_ALREADY_CONNECTED: Final = "already connected"
+"""Answer of a kubelet from 1.37 on for a socket at which it knows a plugin."""
+
 _LOOK_S: Final = 0.01
 _UNDECIDED: Final = {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}
 
@@ -99,16 +103,14 @@ class Registrar:
         self._plugin = plugin
         self._folder = folder
         self._kubelet_path = folder / KUBELET_SOCKET
-        self._endpoint = endpoint
+        self._first_endpoint = self._endpoint = endpoint
         self._resource = resource
         self._on_registered = on_registered
         self._on_kubelet_restart = on_kubelet_restart
         self._backoff = backoff or Backoff(0.1, 5.0)
         self._timing = timing or RegistrationTimeouts()
         self._stepper = Stepper(self._step)
-        self._sockets = GrpcSockets(
-            [folder / endpoint], self._add_services, grace_s=self._timing.grace_s, options=SERVER_OPTIONS
-        )
+        self._sockets = self._make_sockets()
         self._known_kubelet: SocketId | None = None
         self._registration: _OpenRegistration | None = None
         self._not_before = 0.0
@@ -223,6 +225,10 @@ class Registrar:
                 # The kubelet does not read from a stream: only stopping the server ends it.
                 await self._sockets.stop()
 
+    def _make_sockets(self) -> GrpcSockets:
+        path, grace_s = self._folder / self._endpoint, self._timing.grace_s
+        return GrpcSockets([path], self._add_services, grace_s=grace_s, options=SERVER_OPTIONS)
+
     def _add_services(self, server: Any) -> None:
         rpc.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
 
@@ -246,7 +252,13 @@ class Registrar:
             await asyncio.wait({asking})
         refused = asking.result()
         if refused is not None:
-            return 0.0 if self._sockets_changed() else self._failed(refused)
+            if self._sockets_changed():
+                return 0.0
+            if _ALREADY_CONNECTED in refused:
+                await self._stop_serving()
+                self._endpoint = name_of_our_own(self._first_endpoint)
+                self._sockets = self._make_sockets()
+            return self._failed(refused)
         self._registration = _OpenRegistration(streams_before, time.monotonic())
         return self._follow(self._registration)
 

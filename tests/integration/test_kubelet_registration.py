@@ -206,6 +206,18 @@ async def test_double_registration_is_refused_for_good_from_1_37_on() -> None:
         assert here.kubelet.allocatable() == {RESOURCE: 16}
 
 
+async def test_a_kubelet_that_refuses_our_socket_for_good_is_offered_another_one() -> None:
+    """A frozen kubelet had not noticed the end of our stream when it was asked to register us again."""
+    async with world() as here:
+        await here.registered()
+        with pytest.raises(grpc.aio.AioRpcError, match="already connected"):
+            await _register(here, here.socket.name)
+        here.socket.unlink()
+        await until(lambda: here.registrar.registrations == 2)
+        await here.registered()
+        assert (await here.kubelet.admit(pod("a", 2))).admitted
+
+
 async def test_a_registration_beside_the_end_of_an_older_stream_is_answered(
     mocker: MockerFixture,
 ) -> None:
