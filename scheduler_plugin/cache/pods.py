@@ -60,8 +60,8 @@ class PodRecord(msgspec.Struct, frozen=True):
         grace_ends_at: When the grace period of a pod that is being deleted ends, seconds since the epoch;
             else None.
         is_placeholder: See `is_placeholder`.
-        start_time: When the kubelet accepted it, as the API writes times; empty before. This and the
-            following fields are read only for pods that ask for cards.
+        start_time: When the kubelet accepted it, as the API writes times; empty before. This, the labels, the
+            gang with its size and `is_mirror` are read only for pods that ask for cards.
         gang: Namespace and name of the gang that it starts and ends with; None for none.
         gang_size: Number of its gang's pods by its annotation, which counts also where its PodGroup lets them
             start one by one; 0 if that says none.

@@ -45,8 +45,9 @@ class PublishedNode:
         used: Units by card; the size if the card is unhealthy or cordoned. More than the size if pods have
             more, as on a card that became smaller: words stop at the size, `holds` do not.
         evictable: Units by card that pods can have at all; 0 if the card is unhealthy or cordoned.
-        uuids: UUIDs by card; empty if the node publishes no inventory, as are the next three.
+        uuids: UUIDs by card; empty if the node publishes no inventory, as are the next four.
         indexes: The driver's indexes by card, as people know the cards.
+        models: Names of the models by card.
         numa: NUMA nodes by card, -1 where not known.
         links: NVLinks of each card to each; empty if there are none.
         compute_limit: Percent of each card's compute that pods may ask for; 0 if the words do not say it.

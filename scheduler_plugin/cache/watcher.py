@@ -1,4 +1,4 @@
-"""The watches that bring nodes and pods from the API server into the cache."""
+"""The watches that bring nodes, pods, claims and PodGroups from the API server into the cache."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 
 class _CacheSink(Sink[T]):
-    """The part of both sinks that handles resourceVersions.
+    """What the sinks of nodes, pods and claims have in common: resourceVersions, and whom they tell.
 
     Attributes:
         listed: Signals that the state has a complete list, and whether the list belongs to another history.
@@ -46,7 +46,7 @@ class _CacheSink(Sink[T]):
         self._distrusts_next_list = False
 
     def distrust_next_list(self) -> None:
-        """Treat the next list as belonging to another history, because the other kind's list does."""
+        """Treat the next list as belonging to another history, because the list of another kind does."""
         self._distrusts_next_list = True
 
     def replace(self, items: Sequence[T], resource_version: str) -> None:
@@ -207,7 +207,7 @@ class Watcher:
     Attributes:
         filled: Signals, once, that both lists have been read.
         restored: Signals that a list belongs to another history: etcd was restored from an older state. The
-            list of the other kind has then been requested.
+            lists of the other kinds have then been requested.
     """
 
     def __init__(
