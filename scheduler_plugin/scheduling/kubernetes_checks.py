@@ -123,12 +123,14 @@ class KubernetesChecks:
         self.delete_pod(uid)
         if pod.has_ended:
             return
-        if _was_tried(pod) or (pod.spec.node_name and before is not None and not before.node):
-            self._schedulers.add(pod.spec.scheduler_name)
+        scheduler = pod.spec.scheduler_name
+        at_work = _was_tried(pod) or (pod.spec.node_name and before is not None and not before.node)
+        if at_work and scheduler not in self._schedulers:
+            self._schedulers.add(scheduler)
+            self._untried_order = None
         rules, record = pod.spec.node_rules, self._state.pods.get(uid)
         kind = None
         if record is not None and record.can_be_scheduled and _is_untried(pod):
-            scheduler = pod.spec.scheduler_name
             kind = _PodKind(record.priority, scheduler, rules, record.charged, record.amounts)
         since = before.untried_since if before is not None else None
         known = self._pods[uid] = _Pod(
@@ -138,7 +140,7 @@ class KubernetesChecks:
             untried_since=None if kind is None else now if since is None else since,
             kind=kind,
             metadata=pod.metadata,
-            scheduler=pod.spec.scheduler_name,
+            scheduler=scheduler,
             gated=pod.is_gated,
         )
         if known.nominated:
@@ -254,9 +256,14 @@ class KubernetesChecks:
         return pod.nominated if record is not None and record.priority >= priority else ""
 
     def _find_preceding(self, record: PodRecord, uid: str, name: str, node: NodeTraits, now: float) -> str:
-        """Say that a larger-priority pod that is still untried would fit here; empty if there is none."""
+        """Say that a larger-priority pod that is still untried would fit here; empty if there is none.
+
+        A pod blocks room only if its scheduler was seen working, because a pod can name a scheduler that does
+        not exist.
+        """
         if self._untried_order is None:
-            self._untried_order = sorted(self._untried, key=lambda kind: -kind.priority)
+            blocking = (kind for kind in self._untried if kind.scheduler in self._schedulers)
+            self._untried_order = sorted(blocking, key=lambda kind: -kind.priority)
         looked = 0
         for kind in self._untried_order:
             if kind.priority <= record.priority or looked == MOST_UNTRIED:
@@ -275,13 +282,7 @@ class KubernetesChecks:
         return ""
 
     def _find_untried(self, kind: _PodKind, but: str, now: float) -> str | None:
-        """Find a pod of a kind that still blocks room; pods that have waited too long are forgotten.
-
-        A pod blocks room only if its scheduler was seen working, because a pod can name a scheduler that does
-        not exist.
-        """
-        if kind.scheduler not in self._schedulers:
-            return None
+        """Find a pod of a kind that still blocks room; pods that have waited too long are forgotten."""
         for uid in list(self._untried.get(kind, ())):
             since = self._pods[uid].untried_since
             if since is None or now - since >= UNTRIED_S:

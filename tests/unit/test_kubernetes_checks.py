@@ -352,6 +352,19 @@ def test_a_pod_of_a_scheduler_that_does_not_exist_holds_up_nobody(proof: str) ->
     assert world.rejection() == "a pod of larger priority waits for the node"
 
 
+def test_kinds_of_pods_of_a_scheduler_that_does_not_exist_cost_nothing_however_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They wait for ever, and each node and pod of a call is checked."""
+    world, looked = World(), list[str]()
+    for number in range(5):
+        world.pod(f"x{number}", scheduler="nobody", spec={"priority": 1}, cpu=str(100 + number))
+    world.pod("waits", scheduler="other", spec={"priority": 1}, cpu="100")
+    monkeypatch.setattr(world.checks, "_find_untried", lambda kind, *_: looked.append(kind.scheduler))
+    assert world.rejection() == ""
+    assert looked == ["other"]
+
+
 def test_a_pod_that_waited_long_does_not_hide_a_new_one_that_is_alike() -> None:
     world = World()
     world.pod("old", scheduler="other", spec={"priority": 1})
