@@ -67,7 +67,9 @@ def test_watching_survives_a_lost_card(driver: Driver, gpus: NvmlGpus, mocker: M
 
 
 @pytest.mark.parametrize("fails", ["EventSetCreate", "DeviceRegisterEvents"])
-def test_without_events_health_rests_on_the_samples(driver: Driver, gpus: NvmlGpus, fails: str) -> None:
+def test_without_events_health_rests_on_the_samples_and_that_is_said_once(
+    driver: Driver, gpus: NvmlGpus, fails: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED
     driver.errors[fails] = unsupported
     for card in driver.cards:
@@ -76,6 +78,10 @@ def test_without_events_health_rests_on_the_samples(driver: Driver, gpus: NvmlGp
     assert gpus.events(0) == []
     assert "EventSetWait_v2" not in driver.calls
     assert [sample.error for sample in gpus.sample()] == [None, None]
+    gpus.detach()
+    gpus.sample()
+    said = capsys.readouterr().out
+    assert said.count("driver tells no errors of cards by itself") == said.count("Not Supported") == 1
 
 
 def test_closing_ends_the_watching_and_lets_the_library_go(driver: Driver, gpus: NvmlGpus) -> None:

@@ -5,9 +5,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import pynvml
+import structlog
 
 from deviceplugin.gpus.api.provable import FAULTS, MIG_CHANGES
 from deviceplugin.gpus.nvidia.nvml_calls import call_optional
+
+log = structlog.get_logger(__name__)
 
 EVENT_WAIT_MS: Final = 500
 
@@ -25,13 +28,17 @@ class NvmlEvents:
         self._stop = threading.Event()
         self._set: Any = None
         self._thread: threading.Thread | None = None
+        self._reported = False
 
     def start(self, handles: Iterable[Any]) -> None:
         """Watch these cards; without events health rests on the samples alone."""
         self._stop.clear()
-        self._set = call_optional(pynvml.nvmlEventSetCreate)
-        watched = 0 if self._set is None else sum(self._register(handle) for handle in handles)
-        if watched:
+        try:
+            self._set = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            self._report(error)
+            return
+        if sum(self._register(handle) for handle in handles):
             self._thread = threading.Thread(target=self._wait, name="nvml-events", daemon=True)
             self._thread.start()
 
@@ -50,10 +57,19 @@ class NvmlEvents:
         for kinds in (_XID | _MIG, _XID):
             try:
                 pynvml.nvmlDeviceRegisterEvents(handle, kinds, self._set)
-            except pynvml.NVMLError:
-                continue
-            return True
+            except pynvml.NVMLError as error:
+                failed = error
+            else:
+                return True
+        self._report(failed)
         return False
+
+    def _report(self, error: Any) -> None:
+        if not self._reported:
+            log.warning(
+                "driver tells no errors of cards by itself: measurements must show them", error=str(error)
+            )
+            self._reported = True
 
     def _wait(self) -> None:
         while not self._stop.is_set():
