@@ -44,9 +44,11 @@ class KubeApiError(Exception):
         resource: what the request would have listed, as the Status names it ("nodes"); empty if it was for
             one object, or nobody says.
         maybe_done: True when a write may have taken effect although this error came back.
+        retry_after_s: what the server asked to wait, None if it did not say; only of a 429.
     """
 
     maybe_done: ClassVar[bool] = False
+    retry_after_s: float | None = None
 
     def __init__(
         self, message: str, *, status: int | None = None, reason: str = "", resource: str = ""
@@ -124,11 +126,7 @@ class Invalid(KubeApiError):
 
 
 class TooManyRequests(KubeApiError):
-    """429.
-
-    Attributes:
-        retry_after_s: what the server asked to wait, None if it did not say.
-    """
+    """429."""
 
     def __init__(
         self,

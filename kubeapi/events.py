@@ -172,8 +172,7 @@ class EventRecorder:
                 if not left:
                     self._drop(str(error))
                     return
-                asked_s = error.retry_after_s if isinstance(error, TooManyRequests) else None
-                await self._sleep(self._backoff.failed(asked_s))
+                await self._sleep(self._backoff.failed(error.retry_after_s))
             except KubeApiError as error:
                 self._drop(str(error))
                 return

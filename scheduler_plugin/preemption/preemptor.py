@@ -16,7 +16,7 @@ import structlog
 from allocator.errors import RequestError
 from kubeapi.backoff import KeyedBackoff
 from kubeapi.bounded import BoundedDict
-from kubeapi.errors import UNREADABLE, KubeApiError, TooManyRequests, is_gone
+from kubeapi.errors import UNREADABLE, KubeApiError, is_gone
 from kubeapi.eviction import EvictionApi, evict_pod
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.paths import make_pod_path
@@ -462,8 +462,8 @@ class Preemptor:
         except KubeApiError as error:
             if is_gone(error):
                 return
-            asked_s = error.retry_after_s if isinstance(error, TooManyRequests) else None
-            self._spared_until[victim.uid] = self._clock() + max(SPARED_VICTIM_S, asked_s or 0.0)
+            pause_s = max(SPARED_VICTIM_S, error.retry_after_s or 0.0)
+            self._spared_until[victim.uid] = self._clock() + pause_s
             raise
         log.info("evicted", pod=victim.full_name, node=victim.node, preemptor=nomination.pod.full_name)
         self.evicted(victim, nomination.pod, victim.node)

@@ -67,7 +67,7 @@ class CandidateListPlacer:
         self.lists = 0
         self._next_nodes: Callable[[], Iterable[str]] = tuple
 
-    def list_next_nodes(self, most: int = OTHERS) -> tuple[str, ...]:
+    def list_next_nodes(self, most: int) -> tuple[str, ...]:
         """List up to `most` nodes that come next for the pod that was placed last, in order.
 
         The nodes are those of its list, or those that the policy would take next.

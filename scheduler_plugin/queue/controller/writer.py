@@ -110,8 +110,7 @@ class PodWriter:
             except (Invalid, Conflict, Forbidden) as error:
                 return await self._check_earlier_patch(record, error.message, requeued=False)
             except KubeApiError as error:
-                asked_s = error.retry_after_s if isinstance(error, TooManyRequests) else None
-                pause_s = backoff.failed(asked_s)
+                pause_s = backoff.failed(error.retry_after_s)
                 if backoff.failures == TRIES:
                     return await self._check_earlier_patch(record, error.message, requeued=False)
                 await self._sleep(pause_s)
