@@ -100,8 +100,9 @@ class Cluster:
         self.state = ClusterState(self.unit_mib)
         self.policies = ClusterPolicies()
         self.state.node_failed.connect(lambda _name, _error: None)  # the row says that its words are corrupt
-        self.state.replace_nodes(list(self.nodes.values()), "", 0.0)
+        # Pods first: with the nodes their charges are computed at once, and not anew for each list.
         self.state.replace_pods([drop_unknown_policies(pod) for pod in self.pods.values()], "", 0.0)
+        self.state.replace_nodes(list(self.nodes.values()), "", 0.0)
         self.state.claims.replace(list(self.claims.values()), "", 0.0)
         self.state.expire_tombstones(TOMBSTONE_S)
 
