@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from allocator.request import PodRequest
+from kubeapi.bounded import BoundedDict
 from kubeapi.objects import Node, Pod
 from kubeapi.selectors import HOSTNAME, UNSCHEDULABLE, Labels, NodeRules, Taint, list_repelling_taints
 from scheduler_plugin.cache.amounts import ONE_POD, PERCENT, UNITS, Amounts, sum_amounts
@@ -42,7 +43,7 @@ from scheduler_plugin.scheduling.pod_affinity import (
 SYSTEM: Final = "node.kubernetes.io/"
 """How the keys of the taints begin that Kubernetes sets on nodes in trouble."""
 
-_REMEMBERED: Final = 3
+_REMEMBERED: Final = 4
 _FEW: Final = 10
 """Where more than one node in so many is asked about, all nodes are checked and the answer is kept."""
 NAMESPACE_LABELS: Final = "pod affinity by labels of namespaces"
@@ -74,8 +75,8 @@ class HostRequirements:
         return () if self.pod is None else read_anti_affinity(self.pod)
 
     def may_mind(self, other: Pod) -> bool:
-        """Tell whether it may want another pod near or far, or that one wants it far."""
-        if self.pod is None:
+        """Tell whether the pod may want another one near or far, or that one wants it far."""
+        if self.pod is None or other.metadata.uid == self.pod.metadata.uid:
             return False
         own, others = self.pod.metadata, other.metadata
         return any(
@@ -152,7 +153,10 @@ class KubeSchedulerChecks:
         self._nodes = nodes
         self._pods = pods
         self._state = state
-        self._remembered: list[tuple[HostRequirements, dict[str, Rejection]]] = []
+        # One pod is asked about many times. The requirements are kept too, so that no others have their id.
+        self._rejections: BoundedDict[int, tuple[HostRequirements, dict[str, Rejection]]]
+        self._affinity: BoundedDict[int, tuple[HostRequirements, PodAffinityFilter | None]]
+        self._rejections, self._affinity = BoundedDict(_REMEMBERED), BoundedDict(_REMEMBERED)
 
     def find_rejections(
         self,
@@ -169,26 +173,28 @@ class KubeSchedulerChecks:
         gone, names = frozenset(leaving), self._nodes.keys() if only is None else frozenset(only)
         if self._is_cheaper(requirements, names):
             return self._check_nodes(requirements, gone, names)
-        known = self._find_remembered(requirements)
+        _, known = self._rejections.recall(
+            id(requirements),
+            lambda: (requirements, self._check_nodes(requirements, frozenset(), self._nodes)),
+        )
         changed = names & self._list_changed(requirements, gone)
         kept = {name: known[name] for name in names - changed if name in known}
         return kept | self._check_nodes(requirements, gone, changed)
 
     def _is_cheaper(self, requirements: HostRequirements, names: AbstractSet[str]) -> bool:
         """Return True if only some nodes are checked, instead of all nodes at once."""
-        if any(each is requirements for each, _ in self._remembered):
-            return False
-        return _FEW * len(names) < len(self._nodes)
+        return id(requirements) not in self._rejections and _FEW * len(names) < len(self._nodes)
 
-    def _list_changed(self, requirements: HostRequirements, gone: Iterable[str]) -> AbstractSet[str]:
-        """List the nodes of which something else may be said of a pod once others are gone.
-
-        Their own, and all if what is near to or apart from whom concerns the pod and one of them.
-        """
-        pods = [self._pods[uid] for uid in gone if uid in self._pods]
-        if any(requirements.may_mind(pod) for pod in pods):
+    def _list_changed(self, requirements: HostRequirements, gone: Collection[str]) -> AbstractSet[str]:
+        """List the nodes of which something else may be said of a pod once others are gone."""
+        if self._list_minded(requirements, gone):
             return self._nodes.keys()
-        return {pod.spec.node_name for pod in pods}
+        return {self._pods[uid].spec.node_name for uid in gone if uid in self._pods}
+
+    def _list_minded(self, requirements: HostRequirements, gone: Iterable[str]) -> set[str]:
+        """List those of some pods that make a difference to what may be near to, or apart from, a pod."""
+        pods = (self._pods[uid] for uid in gone if uid in self._pods)
+        return {each.metadata.uid for each in pods if requirements.may_mind(each)}
 
     def find_lasting_rejections(self, requirements: HostRequirements) -> dict[str, Rejection]:
         """Say of every node that a pod may not run on why not, whatever runs there."""
@@ -204,15 +210,6 @@ class KubeSchedulerChecks:
         if find_node_rejection(traits, requirements.rules, requirements.tolerates) is not None:
             return False
         return not (requirements.ports and have_conflict(requirements.ports, self.list_ports(name, gone)))
-
-    def _find_remembered(self, requirements: HostRequirements) -> dict[str, Rejection]:
-        """Return what was found for a request before: one pod is asked about many times."""
-        for each, known in self._remembered:
-            if each is requirements:
-                return known
-        known = self._check_nodes(requirements, frozenset(), self._nodes)
-        self._remembered = [*self._remembered[-_REMEMBERED:], (requirements, known)]
-        return known
 
     def _check_nodes(
         self, requirements: HostRequirements, gone: frozenset[str], names: Iterable[str]
@@ -238,7 +235,14 @@ class KubeSchedulerChecks:
         pod = requirements.pod
         if pod is None:
             return None
-        gone = {*gone, pod.metadata.uid}
+        minded = self._list_minded(requirements, gone)
+        if minded:
+            return self._make_affinity_filter(pod, minded)
+        make = partial(self._make_affinity_filter, pod, minded)
+        return self._affinity.recall(id(requirements), lambda: (requirements, make()))[1]
+
+    def _make_affinity_filter(self, pod: Pod, gone: AbstractSet[str]) -> PodAffinityFilter | None:
+        gone = gone | {pod.metadata.uid}
         neighbours = (each for each in self._neighbours if each.pod.metadata.uid not in gone)
         found = PodAffinityFilter(pod, neighbours, self._existing_anti_affinity, self._node_labels, gone)
         return found if found.matters else None
