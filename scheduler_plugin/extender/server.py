@@ -170,11 +170,11 @@ class ExtenderService:
         await self.stale_refusal_wait.activity.wait_until(
             lambda: self._is_admitted(args.pod_uid), BIND_WAIT_S
         )
-        error = self.watcher.stale or await self.binder.bind(
-            args.pod_namespace, args.pod_name, args.pod_uid, args.node
-        )
+        stale = self.watcher.stale
+        error = stale or await self.binder.bind(args.pod_namespace, args.pod_name, args.pod_uid, args.node)
         if error:
-            self.extender.record_bind_failure(args.pod_uid, args.node, self.clock())
+            if not stale:  # else nothing is known against the node
+                self.extender.record_bind_failure(args.pod_uid, args.node, self.clock())
             self.metrics.errors.labels("bind").inc()
             log.warning("not bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node, error=error)
         else:

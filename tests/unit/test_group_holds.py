@@ -13,7 +13,9 @@ from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.group_holds import BINDING_HOLD_S, HOLD_S
 from scheduler_plugin.cache.reservations import Reservation
 from scheduler_plugin.errors import CommitError
+from scheduler_plugin.extender.metrics import Metrics
 from scheduler_plugin.extender.pod_events import BOUND_IN_PART, PodReporter
+from scheduler_plugin.extender.server import ExtenderService
 from scheduler_plugin.extender.verbs import BINDING_REFUSED, GROUP_FAILED, REFUSED_BINDING_S
 from scheduler_plugin.preemption.node_victims import read_node
 from tests.cluster_builders import container, pod, pod_object
@@ -289,6 +291,31 @@ def test_a_pod_whose_binding_was_refused_pauses_longer_each_time(world: GroupWor
         world.now += REFUSED_BINDING_S[0] * 2**times - 0.1
         assert world.ask("g-0") == BINDING_REFUSED
         world.now += 0.1
+
+
+@pytest.mark.parametrize(("stale", "again"), [("its view is old", "n"), ("", BINDING_REFUSED)])
+async def test_a_call_that_is_refused_for_an_old_view_is_no_refused_binding(
+    world: GroupWorld, stale: str, again: str
+) -> None:
+    class Refusing:
+        async def bind(self, *_args: str) -> str:
+            return "Binding refused"
+
+        async def wait_until(self, *_args: object) -> bool:
+            return True
+
+    world.node("n", (8, 8))
+    world.pair()
+    assert world.ask("g-0") == "n"
+    stub: Any = Refusing()
+    patience: Any = SimpleNamespace(activity=stub)
+    watcher: Any = SimpleNamespace(stale=stale)
+    service = ExtenderService(
+        world.extender, stub, watcher, Metrics(), lambda: world.now, patience, stub, stub
+    )
+    call = {"PodName": "g-0", "PodNamespace": "default", "PodUID": "uid-g-0", "Node": "n"}
+    assert (stale or "Binding refused") in (await service.bind(msgspec.json.encode(call))).body.decode()
+    assert world.ask("g-0") == again
 
 
 @pytest.mark.parametrize("units", [5, 0], ids=["bound by another scheduler", "asks for no card"])
