@@ -15,7 +15,11 @@ from scheduler_plugin.scheduling.policies import make_policy
 from scheduler_plugin.scheduling.policies.fragmentation import FragmentationPolicy
 from scheduler_plugin.scheduling.policies.fragmentation_scores import FragmentationScores
 from scheduler_plugin.scheduling.policies.fragmentation_states import TIE_LEVELS, NodeStates
-from scheduler_plugin.scheduling.policies.fragmentation_workload import MAX_SHAPES, TypicalWorkload
+from scheduler_plugin.scheduling.policies.fragmentation_workload import (
+    MAX_COUNTED,
+    MAX_SHAPES,
+    TypicalWorkload,
+)
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from tests.other_policies import offered
 from tests.policy_view import ask, place, rows_of, view
@@ -406,6 +410,16 @@ def write(tmp_path, text):
     path = tmp_path / "workload.csv"
     path.write_text(text)
     return str(path)
+
+
+def test_shapes_that_were_seen_once_are_forgotten_where_there_are_too_many():
+    workload = TypicalWorkload.from_pods([one(50)] * 3)
+    before = workload.shares()[0]
+    for number in range(MAX_COUNTED):
+        workload.add(one(60, number + 1))
+    assert len(workload.popularity()) == MAX_SHAPES
+    (kept,) = [share for share in workload.shares() if share.shape == before.shape]
+    assert (workload.total, kept.popularity) == (MAX_COUNTED + 3, 3 / (MAX_COUNTED + 3))
 
 
 def test_workload_from_a_file(tmp_path):

@@ -10,6 +10,9 @@ from scheduler_plugin.scheduling.policies.registry import NodePolicy, PolicyRequ
 MAX_SHAPES: Final = 512
 """Shapes that are scored with; rarer ones are left out."""
 
+MAX_COUNTED: Final = 1 << 14
+"""Shapes that are counted; where there are more, all but the `MAX_SHAPES` most frequent are forgotten."""
+
 
 class DemandShape(NamedTuple):
     """What a pod, or one of several containers in it, asks for.
@@ -63,6 +66,9 @@ class TypicalWorkload:
             shape = DemandShape(ask.cpu_milli // parts, demand.units, demand.cards, ask.selector)
             self._counts[shape] += count
             self._memory[shape] += count * (ask.memory_bytes // parts)
+        if len(self._counts) > MAX_COUNTED:
+            self._counts = Counter(dict(self._counts.most_common(MAX_SHAPES)))
+            self._memory = Counter({shape: self._memory[shape] for shape in self._counts})
 
     def shares(self) -> list[WorkloadShare]:
         """List the shapes with their popularity, in an order that does not follow from that of counting."""
