@@ -1,6 +1,6 @@
 """A node under preemption: the units that each of its pods would free, and the order of victim sets."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -19,6 +19,7 @@ from scheduler_plugin.scheduling.request import SchedulingRequest
 LIFT: Final = 1 << 31
 """Added to priorities before they are summed, as kube-scheduler does: fewer victims are a smaller sum."""
 
+Cost = tuple[int, int, int, float]
 
 Victim = TypeVar("Victim")
 
@@ -47,6 +48,7 @@ class NodeUnderPreemption:
     freed: Mapping[str, Mapping[int, CardAmounts]]
     gangs: Mapping[tuple[str, str], Mapping[str, PodRecord]] = field(default_factory=dict)
     pod_groups: PodGroups[PodRecord] = field(default_factory=PodGroups)
+    _losses: dict[Hashable, Cost] = field(default_factory=dict, compare=False)
 
     def list_gang(self, pod: PodRecord) -> Collection[PodRecord]:
         """List a pod and the other running pods of its gang."""
@@ -62,16 +64,24 @@ class NodeUnderPreemption:
 
     def get_priority(self, pod: PodRecord) -> int:
         """Return the priority that is lost with a pod: the largest in its gang."""
-        return max(member.priority for member in self.list_gang(pod))
+        return self._compute_loss(pod)[0]
 
     def make_loss_key(self, pod: PodRecord) -> tuple[int, int, int, float, str]:
         """Sort key of pods by what is lost with each, itself and the others of its gang: the least first.
 
         kube-scheduler orders PodGroups and pods on their own in this way (MoreImportantVictim).
         """
-        return (*self.compute_cost([pod]), pod.uid)
+        return (*self._compute_loss(pod), pod.uid)
 
-    def compute_cost(self, victims: Iterable[PodRecord]) -> tuple[int, int, int, float]:
+    def _compute_loss(self, pod: PodRecord) -> Cost:
+        """Compute the cost of a pod with all of its gang, once for a gang of however many pods."""
+        lost = self.list_gang(pod)
+        key: Hashable = pod.uid if len(lost) == 1 else pod.gang
+        if key not in self._losses:
+            self._losses[key] = compute_cost(lost)
+        return self._losses[key]
+
+    def compute_cost(self, victims: Iterable[PodRecord]) -> Cost:
         """Cost of a set of victims as for kube-scheduler, gangs with all of their pods; smaller is better."""
         return compute_cost(self.list_lost(victims))
 
@@ -160,7 +170,7 @@ def make_importance_key(pod: PodRecord) -> tuple[int, float, str]:
     return pod.priority, -_get_start_time(pod), pod.uid
 
 
-def compute_cost(victims: Collection[PodRecord]) -> tuple[int, int, int, float]:
+def compute_cost(victims: Collection[PodRecord]) -> Cost:
     """Compare sets of victims as kube-scheduler does; smaller is better."""
     largest = max((pod.priority for pod in victims), default=-LIFT)
     since = min((_get_start_time(pod) for pod in victims if pod.priority == largest), default=float("inf"))

@@ -1,12 +1,14 @@
 """Whom to evict on one node: tables by the order of kube-scheduler's criteria."""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 from allocator.names import COMPUTE_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, POD_GANG, POD_GANG_SIZE
-from scheduler_plugin.preemption import victims
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.preemption import node_victims, victims
 from scheduler_plugin.preemption.node_victims import compute_cost
 from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan, plan_on_node
 from tests.cluster_builders import container, uuid
@@ -245,6 +247,31 @@ def test_a_gang_is_lost_once_however_many_of_its_pods_go(world: PreemptionWorld)
         world.run("n", name, 0, 4, 1, **in_gang())
     world.publish("n")
     assert names(plan(world)) == {"a", "b"}
+
+
+def test_what_is_lost_with_a_gang_is_computed_once_for_a_node(
+    world: PreemptionWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gangs have up to a thousand pods, and many nodes are looked at."""
+    world.node("n", (16, 16), alone=(1, 4, 2))
+    for at in range(4):
+        world.run("n", f"g{at}", 0, 4, 1, **in_gang())
+    world.publish("n")
+    world.create("needy", 4, spec={"priority": 10})
+    pod, computed = world.state.pods["uid-needy"], list[int]()
+    assert pod.request is not None
+    query = world.policies.make_request(world.state.nodes, pod.request, pod.amounts)
+    room = node_victims.read_node(world.state, "n", query)
+    assert room is not None
+
+    def count(lost: Collection[PodRecord]) -> node_victims.Cost:
+        computed.append(len(lost))
+        return compute_cost(lost)
+
+    monkeypatch.setattr(node_victims, "compute_cost", count)
+    ordered = sorted(room.pods.values(), key=room.make_loss_key)
+    assert [room.get_priority(each) for each in ordered] == [1, 1, 1, 1, 2]
+    assert sorted(computed) == [1, 4]
 
 
 def test_of_equal_gangs_the_one_goes_whose_oldest_pod_started_last(world: PreemptionWorld) -> None:
