@@ -97,10 +97,15 @@ class NodeTerm(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
     match_expressions: tuple[Expression, ...] | None = None
     match_fields: tuple[Expression, ...] | None = None
 
+    @property
+    def can_match(self) -> bool:
+        """Whether it has conditions: a term without any selects no node."""
+        return bool(self.match_expressions or self.match_fields)
+
     def matches(self, name: str, labels: Labels) -> bool:
-        """Whether a node is selected; an empty term selects none."""
+        """Whether a node is selected."""
         expressions, fields = self.match_expressions or (), self.match_fields or ()
-        if not expressions and not fields:
+        if not self.can_match:
             return False
         return all(each.matches(labels.get(each.key)) for each in expressions) and all(
             each.key == "metadata.name" and each.matches(name) for each in fields

@@ -71,6 +71,7 @@ def join_terms(
             )
             for first in one
             for second in other
+            if first.can_match and second.can_match
         )
     )
 

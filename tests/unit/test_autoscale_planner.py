@@ -13,12 +13,14 @@ from allocator.names import (
     POD_GANG_SIZE,
     STARTUP_TAINT,
 )
+from gpupack.autoscale.packing import join_terms
 from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
 from gpupack.autoscale.sum_view import count_nodes_by_sums
 from gpupack.autoscale.waiting_pods import group_by_kind, list_waiting_pods
 from gpupack.whatif.cluster import Cluster
+from kubeapi.selectors import Expression, NodeTerm
 from scheduler_plugin.cache.amounts import Amounts
 from tests.autoscale_world import (
     NOW,
@@ -44,6 +46,14 @@ def node_terms(placeholder):
     """Its node affinity as the API server reads it."""
     affinity = json.loads(json.dumps(placeholder.spec["affinity"]))["nodeAffinity"]
     return affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+
+
+def test_a_term_without_conditions_selects_no_node_also_joined_with_another():
+    """Joined with another it would have selected what that selects."""
+    first, second = (NodeTerm((Expression(key, "Exists"),)) for key in ("a", "b"))
+    assert join_terms((first, NodeTerm()), (second,)) == (
+        NodeTerm((Expression("a", "Exists"), Expression("b", "Exists"))),
+    )
 
 
 def asked(plan):

@@ -26,13 +26,13 @@ def add_pins(terms: Sequence[NodeTerm], node: str) -> dict[int, list[dict[str, A
     return {
         place: [*(msgspec.to_builtins(field) for field in term.match_fields or ()), _make_field(node)]
         for place, term in enumerate(terms)
-        if _can_match(term)
+        if term.can_match
     }
 
 
 def list_pinned_nodes(terms: Sequence[NodeTerm] | None) -> tuple[str, ...]:
     """List the nodes that the terms name; empty unless every term that can match names some."""
-    able = [term for term in terms or () if _can_match(term)]
+    able = [term for term in terms or () if term.can_match]
     if not all(term.match_fields for term in able):
         return ()
     values = (field.values or () for term in able for field in term.match_fields or ())
@@ -45,11 +45,7 @@ def remove_pins(terms: Sequence[NodeTerm]) -> tuple[NodeTerm, ...]:
     if not pinned:
         return tuple(terms)
     before = [msgspec.structs.replace(term, match_fields=(term.match_fields or ())[:-1]) for term in pinned]
-    return tuple(before) if all(map(_can_match, before)) else ()
-
-
-def _can_match(term: NodeTerm) -> bool:
-    return bool(term.match_expressions or term.match_fields)
+    return tuple(before) if all(term.can_match for term in before) else ()
 
 
 def _make_field(node: str) -> dict[str, Any]:
