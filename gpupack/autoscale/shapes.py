@@ -29,6 +29,8 @@ from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
 
 INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
 
+DAEMON_SET_POD_ANNOTATION: Final = "cluster-autoscaler.kubernetes.io/daemonset-pod"
+
 GROUP_LABELS: Final = (
     INSTANCE_TYPE,
     "eks.amazonaws.com/nodegroup",
@@ -242,12 +244,16 @@ def _sum_empty_nodes(cluster: Cluster) -> dict[str, Amounts]:
     """Add up what each node has beside the pods that a new one like it has, too.
 
     As for Cluster Autoscaler these are the static pods and those of DaemonSets that are not being deleted
-    (`podsExpectedOnFreshNode`).
+    (`podsExpectedOnFreshNode`). A pod can say by annotation that it counts as a DaemonSet's.
     """
     empty = {name: record.capacity for name, record in cluster.state.node_records.items()}
     for uid, record in cluster.state.pods.items():
         pod = cluster.pods.get(uid)
-        is_everywhere = pod is not None and (pod.is_of_daemon_set or pod.is_mirror)
+        is_everywhere = pod is not None and (
+            pod.is_of_daemon_set
+            or pod.is_mirror
+            or pod.metadata.get_annotation(DAEMON_SET_POD_ANNOTATION) == "true"
+        )
         if is_everywhere and record.node in empty and not record.ended and record.grace_ends_at is None:
             empty[record.node] = empty[record.node].subtract(record.amounts)
     return empty

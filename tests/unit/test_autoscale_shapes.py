@@ -59,8 +59,15 @@ def leaving(item):
     item["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z"
 
 
+def annotated(item):
+    agent(item)
+    item["metadata"]["ownerReferences"][0]["kind"] = "CloneSet"
+    item["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/daemonset-pod"] = "true"
+
+
 @pytest.mark.parametrize(
-    ("change", "counts"), [(agent, True), (static, True), (ended, False), (leaving, False)]
+    ("change", "counts"),
+    [(agent, True), (static, True), (annotated, True), (ended, False), (leaving, False)],
 )
 def test_what_a_new_node_runs_too_is_not_there_for_pods(change, counts):
     """As Cluster Autoscaler counts for the template of a group: pods of DaemonSets and static ones."""
