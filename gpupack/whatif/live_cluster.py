@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from allocator.claims import ClaimObject
@@ -169,24 +170,31 @@ class LiveCluster:
         """
         changes, self._changes = self._changes, []
         if not self._is_stale:
-            return lambda: self._apply_changes(changes)
+            return self._make_again_on_failure(partial(self._apply_changes, changes))
         self._is_stale = False
-        nodes, pods = list((self.nodes or {}).values()), list((self.pods or {}).values())
-        claims, unit_mib = tuple(self._claims.values()), self._unit_mib
-        groups, plugin_groups = self.pod_groups, self.coscheduling_groups
+        build = partial(
+            Cluster.from_objects,
+            list((self.nodes or {}).values()),
+            list((self.pods or {}).values()),
+            unit_mib=self._unit_mib,
+            claims=tuple(self._claims.values()),
+            pod_groups=self.pod_groups,
+            coscheduling_groups=self.coscheduling_groups,
+        )
+        return self._make_again_on_failure(build)
 
-        def build() -> Cluster:
-            self._cluster = Cluster.from_objects(
-                nodes,
-                pods,
-                unit_mib=unit_mib,
-                claims=claims,
-                pod_groups=groups,
-                coscheduling_groups=plugin_groups,
-            )
+    def _make_again_on_failure(self, make: Callable[[], Cluster]) -> Callable[[], Cluster]:
+        """Have the cluster built anew after one that could not be made, or not changed to the end."""
+
+        def update() -> Cluster:
+            try:
+                self._cluster = make()
+            except BaseException:
+                self._is_stale = True
+                raise
             return self._cluster
 
-        return build
+        return update
 
     def _apply_changes(self, changes: Iterable[Callable[[Cluster], None]]) -> Cluster:
         if self._cluster is None:

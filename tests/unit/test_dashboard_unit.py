@@ -131,3 +131,16 @@ def test_while_nobody_asks_changes_do_not_pile_up(monkeypatch):
     anew = board.get_cluster()
     assert anew is not cluster
     assert anew.nodes.keys() == {"a", "b"}
+
+
+def test_a_change_that_fails_takes_no_later_one_with_it():
+    """What came with it was lost until a list was read again, and every answer was without."""
+    board = board_of(node("n", 1024))
+    odd, plain = waiting(1024, 1), waiting(1024, 2)
+    plain.metadata.name = plain.metadata.uid = "plain"
+    board.put_pod(msgspec.structs.replace(odd, spec=msgspec.structs.replace(odd.spec, containers=5)))
+    board.put_pod(plain)
+    with pytest.raises(TypeError):
+        board.get_cluster()
+    board.drop_pod(odd)
+    assert list(board.get_cluster().pods) == ["plain"]
