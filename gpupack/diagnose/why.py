@@ -12,7 +12,6 @@ from allocator.names import (
     PLACEHOLDER_FOR,
     POD_ASSIGNED,
     POD_REQUEUED,
-    QUEUE_NAME,
     SCHEDULER_NAME,
 )
 from allocator.request import MAX_UNITS
@@ -302,7 +301,7 @@ class _PodExplainer:
             place = f"position {said.position} of queue {said.queue}" if said.position else "no queue"
             text = f"{place}: {said.message}"
             return [WayOut("queue", text, queue=said.queue, position=said.position)]
-        queue = self._pod.metadata.get_label(QUEUE_NAME) or ""
+        queue = self._cluster.find_queue(self._pod)
         where = f"queue {queue}" if queue else "the queue of its namespace, if that has one"
         text = f"waits for its turn in {where}: `gpupack queue status` says its position"
         return [WayOut("queue", text, queue=queue)]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from allocator.names import POD_DATA, POD_JOB, POD_PLANNED, QUEUE_NAME
+from allocator.names import POD_DATA, POD_JOB, POD_PLANNED, QUEUE_GATE, QUEUE_NAME
 from gpupack.diagnose import explain_pod
 from gpupack.rebalance.advise import advise_empty, advise_start
 from gpupack.rebalance.movable_pods import MovablePods
@@ -314,3 +314,14 @@ async def test_without_an_answer_pods_of_queues_stay_and_advise_says_so(
     assert not advice.moves
     (note,) = [note for note in advice.notes if note.startswith("pods of queues stay: the queue ")]
     assert why in note
+
+
+def test_a_pod_is_told_the_queue_that_its_namespace_selects() -> None:
+    """The rules say which; it was told to wait in one that its namespace might have."""
+    gated = World(NODES, (Pod("w", 8),)).changed(
+        w=lambda pod: pod["spec"].update(schedulingGates=[{"name": QUEUE_GATE}])
+    )
+    cluster = gated.cluster
+    cluster.queue = read_rules(DecisionSettings(OF_NAMESPACES), {"default": {"team": "x"}})
+    (way,) = explain_pod(cluster, "default", "w").ways_out
+    assert (way.queue, "its turn in queue a:" in way.text) == ("a", True)
