@@ -8,6 +8,7 @@ adds nodes for the rest.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -150,7 +151,7 @@ def pack_by_sums(
         most_compute: Percent that a new node for such pods has, as far as an autoscaler knows.
     """
     candidates = {id(kind): view.find_candidates(kind) for kind in kinds}
-    apart = _find_apart(kinds)
+    apart = find_apart(kinds)
     asking = [kind for kind in kinds if kind.request.asks_compute]
     unknown = {id(kind) for kind in asking if kind.request.effective_compute > most_compute(kind)}
     pods = sorted(((pod, kind) for kind in kinds for pod in kind.pods), key=lambda pair: pair[0].order)
@@ -172,13 +173,27 @@ def pack_by_sums(
     return SumPacking(frozenset(fit_by_sum), tuple(short))
 
 
-def _find_apart(kinds: Sequence[EquivalentPods]) -> defaultdict[int, set[int]]:
-    """Find the kinds whose pods cannot run on one node, by `id`; thousands may have no rule about others."""
+def find_apart(kinds: Sequence[EquivalentPods]) -> defaultdict[int, set[int]]:
+    """Find the kinds whose pods cannot run on one node, by `id`.
+
+    Of thousands each may keep only its own pods apart, so those are compared that have a port in common, or
+    the rarest label that a term selects.
+    """
+    alike = defaultdict[tuple[str | int, str], list[EquivalentPods]](list)
+    for kind in kinds:
+        labels = (kind.pods[0].pod.metadata.labels or {}).items()
+        ports = [(port.port, port.protocol) for port in kind.requirements.ports]
+        for mark in chain[tuple[str | int, str]](labels, ports):
+            alike[mark].append(kind)
     apart = defaultdict[int, set[int]](set)
     for one in kinds:
-        if not (one.requirements.ports or one.requirements.anti_affinity):
-            continue
-        for other in kinds:
+        others = [kind for port in one.requirements.ports for kind in alike[port.port, port.protocol]]
+        for term in one.requirements.anti_affinity:
+            selector = term.label_selector
+            labels = ((selector.match_labels if selector is not None else None) or {}).items()
+            fewest = min([kinds, *(alike[label] for label in labels)], key=len)
+            others += fewest
+        for other in others:
             if must_be_apart(one.requirements, other.requirements):
                 apart[id(one)].add(id(other))
                 apart[id(other)].add(id(one))

@@ -1,6 +1,8 @@
 """Which placeholder pods ask for which nodes."""
 
+import cProfile
 import json
+from itertools import product
 
 import pytest
 
@@ -17,9 +19,10 @@ from gpupack.autoscale.packing import join_terms
 from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
-from gpupack.autoscale.sum_view import count_nodes_by_sums
+from gpupack.autoscale.sum_view import count_nodes_by_sums, find_apart
 from gpupack.autoscale.waiting_pods import group_by_kind, list_waiting_pods
 from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.kube_checks import must_be_apart
 from kubeapi.selectors import Expression, NodeTerm
 from scheduler_plugin.cache.amounts import Amounts
 from tests.autoscale_world import (
@@ -659,3 +662,55 @@ def test_new_nodes_by_sums(units, change, expected):
     kinds = [kind for kind in group_by_kind(cluster, list_waiting_pods(cluster)) for _ in kind.pods]
     node = Amounts(4, 2000, units=16, others=((HCA, 1),))
     assert count_nodes_by_sums(kinds, node) == expected
+
+
+def keep_apart(labels, selector=None, ports=()):
+    def change(item):
+        item["metadata"]["labels"] = labels
+        item["spec"]["containers"][0]["ports"] = list(ports)
+        term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}
+        if selector is not None:
+            item["spec"]["affinity"] = {
+                "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+            }
+
+    return change
+
+
+def kinds_of(changes):
+    cluster = grown([Node("n1")], [waits(name, 1) for name in changes], **changes).cluster
+    return group_by_kind(cluster, list_waiting_pods(cluster))
+
+
+def test_kinds_that_must_be_apart():
+    changes = {
+        "own": keep_apart({"app": "a", "tier": "x"}, {"matchLabels": {"app": "a", "tier": "x"}}),
+        "other": keep_apart({"app": "b", "tier": "x"}, {"matchLabels": {"app": "a"}}),
+        "expression": keep_apart({"app": "c"}, {"matchExpressions": [{"key": "tier", "operator": "Exists"}]}),
+        "all": keep_apart({"app": "d"}, {}),
+        "nobody": keep_apart({"app": "e"}, {"matchLabels": {"app": "f"}}),
+        "port": keep_apart({"app": "g"}, ports=[{"hostPort": 80}]),
+        "at": keep_apart({"app": "h"}, ports=[{"hostPort": 80, "hostIP": "10.0.0.1"}, {"hostPort": 90}]),
+        "udp": keep_apart({"app": "i"}, ports=[{"hostPort": 90, "protocol": "UDP"}]),
+        "plain": keep_apart({"app": "j"}),
+    }
+    kinds = kinds_of(changes)
+    apart = find_apart(kinds)
+    for one, other in product(kinds, repeat=2):
+        assert (id(other) in apart[id(one)]) == must_be_apart(one.requirements, other.requirements)
+    assert sum(map(len, apart.values())) > len(kinds)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(lambda at: keep_apart({"app": str(at)}, {"matchLabels": {"app": str(at)}}), id="label"),
+        pytest.param(lambda at: keep_apart({"app": "x"}, ports=[{"hostPort": 80 + at}]), id="port"),
+    ],
+)
+def test_kinds_that_keep_only_their_own_pods_apart_are_not_compared_with_all_others(rule):
+    kinds = kinds_of({f"w{at}": rule(at) for at in range(50)})
+    profile = cProfile.Profile()
+    apart = profile.runcall(find_apart, kinds)
+    assert all(apart[id(kind)] == {id(kind)} for kind in kinds)
+    assert sum(each.callcount for each in profile.getstats() if each.code is must_be_apart.__code__) == 50
