@@ -118,6 +118,8 @@ def require_of_plain_pod() -> HostRequirements:
 
 def must_be_apart(one: HostRequirements, other: HostRequirements) -> bool:
     """Tell whether two pods cannot run on one node: a port conflicts, or one wants the other elsewhere."""
+    if not ((one.ports and other.ports) or one.anti_affinity or other.anti_affinity):
+        return False
     return have_conflict(one.ports, other.ports) or any(
         term.is_readable
         and term.topology_key == HOSTNAME
