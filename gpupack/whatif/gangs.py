@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from allocator.errors import RequestError, shown
-from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.cluster import Cluster, read_requested_unit
 from gpupack.whatif.fit import count_fit_by_node
 from gpupack.whatif.kube_checks import (
     HostRequirements,
@@ -89,10 +89,28 @@ def find_gang(cluster: Cluster, pod: Pod) -> WaitingGang | None:
     return WaitingGang(
         name,
         size,
-        own.pods + max(0, size - len(members)),
+        own.pods + max(0, size - _count_there(cluster, pod, members)),
         tuple(kind for kind in others if kind.pods),
         next(iter(refused[spare:]), ""),
     )
+
+
+def _count_there(cluster: Cluster, pod: Pod, members: Sequence[Pod]) -> int:
+    """Count the pods of a gang that are not missing: as kube-scheduler does of a PodGroup, else as the queue.
+
+    For the queue pods without cards are none of the gang, and pods of the same run that have succeeded count.
+    """
+    if pod.scheduling_group is not None:
+        return len(members)
+    controllers = (each.metadata.controller for each in members)
+    owners = {controller.uid for controller in controllers if controller is not None}
+    key = read_gang_key(pod)
+    succeeded = (
+        each
+        for each in (cluster.pods_by_gang[key] if key is not None else ())
+        if each.status.phase == "Succeeded" and any(map(each.metadata.is_controlled_by, owners))
+    )
+    return sum(read_requested_unit(each) is not None for each in (*members, *succeeded))
 
 
 def _leave_out(kinds: Sequence[GangMembers], spare: int) -> Iterator[GangMembers]:

@@ -158,6 +158,33 @@ def test_who_is_of_the_gang():
         assert find_gang(alone, alone.find_pod("default", "g0")) is None
 
 
+def succeed(pod):
+    pod["status"]["phase"] = "Succeeded"
+
+
+def ask_for_no_cards(pod):
+    pod["spec"]["containers"][0]["resources"] = {}
+
+
+@pytest.mark.parametrize(
+    ("pods", "changes", "count"),
+    [
+        ((*gang(3)[:2], member("g2", size=3, node="a", cards=(0,), held=False)), {"g2": succeed}, 2),
+        (
+            (*gang(3)[:2], member("g2", size=3, node="a", cards=(0,), held=False, owned=False)),
+            {"g2": succeed},
+            3,
+        ),
+        ((*gang(3)[:2], member("g2", size=3)), {"g2": ask_for_no_cards}, 3),
+    ],
+    ids=["succeeded", "succeeded-in-another-run", "without-cards"],
+)
+def test_pods_of_a_gang_are_missing_as_for_the_queue(pods, changes, count: int) -> None:
+    """Of those that have succeeded others were expected, and one without cards stood for one with some."""
+    cluster = World((Node("a", (39, 39)),), pods).changed(**changes).cluster
+    assert find_gang(cluster, cluster.find_pod("default", "g0")).pods == count
+
+
 def test_a_pod_that_is_being_deleted_is_none_of_a_gang():
     def delete(pod):
         pod["metadata"] |= {"deletionTimestamp": "2026-11-01T00:00:00Z", "finalizers": ["a/b"]}
