@@ -57,8 +57,8 @@ def apply_changes(
         ]
         if there:
             notes.append(
-                f"{len(there)} pods that run on {name} are gone with it, and need room elsewhere when they "
-                "are started again"
+                f"the pods that run on {name} are gone with it ({len(there)}), and need room elsewhere when "
+                "they are started again"
             )
     for text in add:
         profile, count = _profile(text)
@@ -133,4 +133,5 @@ def _describe_added(cluster: Cluster, node: Node, profile: str, count: int) -> s
     row = Cluster({node.name: node}, {}, cluster.unit_mib).state.nodes
     sizes = row.size[row.rows[node.name], : int(row.cards[row.rows[node.name]])].tolist()
     largest = format_memory(max(sizes), cluster.unit_mib)
-    return f"added {count_of(count, 'node')} of {profile}: {len(sizes)} cards each, the largest of {largest}"
+    cards = count_of(len(sizes), "card")
+    return f"added {count_of(count, 'node')} of {profile}: {cards} each, the largest of {largest}"

@@ -12,6 +12,7 @@ from typing import Final
 
 from allocator.names import MIB, QUEUE_NAME
 from allocator.request import WHOLE, ContainerRequest, PodRequest
+from allocator.texts import count_of
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster, read_requested_unit
 from gpupack.whatif.unknown_requests import drop_unknown_policies
@@ -337,5 +338,5 @@ def _whole_seconds(time: str | None) -> int:
 
 
 def describe_snapshot(snapshot: Snapshot, written: Sequence[Path]) -> list[str]:
-    files = f"wrote {written[0]} ({len(snapshot.nodes)} nodes) and {written[1]} ({len(snapshot.pods)} pods)"
-    return [files, *snapshot.notes]
+    nodes, pods = count_of(len(snapshot.nodes), "node"), count_of(len(snapshot.pods), "pod")
+    return [f"wrote {written[0]} ({nodes}) and {written[1]} ({pods})", *snapshot.notes]

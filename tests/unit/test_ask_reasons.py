@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +18,7 @@ from gpupack.diagnose import explain_pod
 from gpupack.rebalance.advise import advise_start
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.rendering import format_fit, format_why
-from gpupack.whatif.snapshot import make_snapshot
+from gpupack.whatif.snapshot import describe_snapshot, make_snapshot
 from scheduler_plugin.cache.cards import build_cards
 from tests.ask_world import Node, Pod, World, by_extender, without_words
 from tests.cluster_builders import in_percent, node_object, pod_object, uuid
@@ -309,6 +310,7 @@ def test_a_snapshot_counts_the_processor_of_a_running_pod_once():
     taken = make_snapshot(world.cluster)
     assert [row[:2] for row in taken.pods] == [("default/p", 3000)]
     assert [row[:2] for row in taken.nodes] == [("n", 36_000)]
+    assert describe_snapshot(taken, [Path("a"), Path("b")])[0] == "wrote a (1 node) and b (1 pod)"
 
 
 def test_nodes_without_words_are_told_and_a_node_that_is_mended_no_more():

@@ -180,7 +180,7 @@ def test_changed_clusters_keep_their_claims() -> None:
 
 def test_pods_with_claims_are_told_to_go_with_their_node() -> None:
     _, told = apply_changes(with_claim_pod((0, 10)), ["n"], [])
-    assert told[0].startswith("2 pods that run on n are gone with it")
+    assert told[0].startswith("the pods that run on n are gone with it (2)")
 
 
 def test_words_without_a_pod_still_contain_the_claims() -> None:
