@@ -23,6 +23,7 @@ from gpupack.dashboard.trend import Trend, make_trend_point
 from gpupack.errors import InputError
 from gpupack.teams.answers import hide_names, name_others
 from gpupack.teams.asking import TOKEN_S, ask_as_member, make_member_token
+from gpupack.teams.handlers import FIT_PARAMETERS
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.questions import WorkBudget
 from kubeapi.bounded import BoundedDict
@@ -269,5 +270,6 @@ class MemberDashboard:
         return await self._ask("why", {"pod": pod})
 
     async def count_fit(self, query: Mapping[str, str]) -> bytes:
-        asked = {name: text for name, text in query.items() if name != "namespace"}
+        # Others would be taken for arguments of the request itself.
+        asked = {name: query[name] for name in FIT_PARAMETERS if name in query}
         return await self._ask("fit", {"units": 1, **asked})

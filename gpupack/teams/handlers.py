@@ -164,6 +164,19 @@ def _count(cluster: Cluster, namespace: str, query: Mapping[str, str], _budget: 
     return count_fit_for_member(cluster, namespace, read_fit_question(query))
 
 
+FIT_PARAMETERS: Final = (
+    "units",
+    "cards",
+    "model",
+    "percent",
+    "mixed-models",
+    "containers",
+    "gang",
+    "compute",
+)
+"""What `read_fit_question` reads."""
+
+
 def read_fit_question(query: Mapping[str, str]) -> FitQuestion:
     first, *more = (_number("units", text, MAX_UNITS) for text in query.get("units", "").split(","))
     if len(more) >= MAX_CONTAINERS:

@@ -11,6 +11,7 @@ from gpupack.dashboard.board import ClusterBoard
 from gpupack.dashboard.member import KEPT_S, MemberDashboard, MemberPage, MemberPages
 from gpupack.errors import InputError
 from gpupack.teams.answers import HIDDEN
+from gpupack.teams.handlers import FIT_PARAMETERS, read_fit_question
 from gpupack.whatif.questions import WorkBudget
 from kubeapi import objects
 from kubeapi.errors import TimedOut
@@ -177,10 +178,22 @@ async def test_questions_of_the_page_are_those_of_the_commands(
 ) -> None:
     await dashboard.explain_pod(TEAM, "waits")
     about = {"units": "8", "cards": "2", "gang": "4", "containers": "apart", "mixed-models": "1"}
-    await dashboard.count_fit({**about, "namespace": OTHER})
+    await dashboard.count_fit({**about, "namespace": OTHER, "path": "/", "timeout_s": "9"})
     assert cluster.asked == [("why", {"pod": "waits"}), ("fit", about)]
     with pytest.raises(InputError, match='namespace "team-b"; allowed: "team-a"'):
         await dashboard.explain_pod(OTHER, "theirs-1")
+
+
+def test_all_that_a_question_about_room_may_say_is_passed_on() -> None:
+    asked: set[str] = set()
+
+    class Query(dict[str, str]):
+        def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+            asked.add(name)
+            return super().get(name, default)
+
+    read_fit_question(Query(units="8", compute="30", gang="4"))
+    assert asked == set(FIT_PARAMETERS)
 
 
 async def test_a_page_names_the_pods_for_whose_reasons_there_is_no_time() -> None:
