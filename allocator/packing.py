@@ -215,6 +215,7 @@ def _check_compute_limit(layout: Layout, limit: int) -> None:
         raise PackingError(f"compute limit {limit}; allowed: {low} to {high} percent")
 
 
+@lru_cache(maxsize=64)
 def _compute_layout(layout: Layout, limit: int) -> Layout:
     """Return how the words of used compute are divided: as the others, by fields that hold the limit."""
     return replace(layout, bits=width(limit))
@@ -244,7 +245,7 @@ def read_node(resources: Mapping[str, str | int]) -> NodeWords | None:
     ours = {name: value for name, value in resources.items() if name.startswith(PACKED_PREFIX)}
     if not ours:
         return None
-    layout = _recall_layout(_integer(ours, PACKED_LAYOUT))
+    layout = recall_layout(_integer(ours, PACKED_LAYOUT))
     sizes = _words(ours, PACKED_SIZE_PREFIX, layout)
     used = _words(ours, PACKED_USED_PREFIX, layout)
     revision = _integer(ours, PACKED_REVISION)
@@ -256,7 +257,7 @@ def read_node(resources: Mapping[str, str | int]) -> NodeWords | None:
     return NodeWords(layout, sizes, used, revision, limit, compute)
 
 
-_recall_layout: Final = lru_cache(maxsize=64)(Layout.from_header)
+recall_layout: Final = lru_cache(maxsize=64)(Layout.from_header)
 """`Layout.from_header`, remembered: a cluster has few different layouts."""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from allocator.claims import ClaimObject
 from allocator.errors import AllocatorError, RequestError, shown
 from allocator.names import MIB_PER_GIB, PACKED_LAYOUT, PERCENT_RESOURCE, QUEUE_NAME, unit_of_resource
-from allocator.packing import Layout
+from allocator.packing import recall_layout
 from allocator.quantity import parse_integer
 from allocator.request import PodRequest
 from gpupack.errors import InputError
@@ -414,7 +414,7 @@ class UnitCounter:
         text = (node.status.allocatable or {}).get(PACKED_LAYOUT)
         if text is not None:
             with suppress(AllocatorError):
-                unit = Layout.from_header(parse_integer(text)).unit_mib
+                unit = recall_layout(parse_integer(text)).unit_mib
                 self._unit_by_node[node.metadata.name] = unit
                 self._counts[unit] += 1
 
