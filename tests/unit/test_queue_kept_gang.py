@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from scheduler_plugin.queue.capacity import reservation_planner
 from scheduler_plugin.queue.controller.status import explain_waiting
 from scheduler_plugin.queue.scheduler.admission import AdmissionCycle
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
@@ -51,6 +52,19 @@ def reasons(world: QueueWorld) -> dict[str, str]:
 @pytest.fixture
 def world() -> QueueWorld:
     return three_nodes()
+
+
+def test_the_cards_of_a_node_are_read_once_for_all_pods_of_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gang has up to a thousand pods, and others of the process wait meanwhile."""
+    world, read = QueueWorld(n1=(16, 16)), list[int]()
+    world.node("n1", (16, 16), (16, 16))
+    gang_of(world, 4, 4, 4, 4, 4)
+    build = reservation_planner.build_charged_cards
+    monkeypatch.setattr(
+        reservation_planner, "build_charged_cards", lambda nodes, row: read.append(row) or build(nodes, row)
+    )
+    assert len(keep(world)) == 5
+    assert len(read) == 1
 
 
 def test_room_is_kept_for_all_pods_where_the_least_must_become_free(world: QueueWorld) -> None:

@@ -6,7 +6,7 @@ A single pod is a workload of one.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -26,10 +26,16 @@ from scheduler_plugin.scheduling.fit_counts import compute_least_missing
 
 @dataclass(slots=True)
 class _PlannedLoad:
-    """Load of one node: pods of the workload, and reservations of other workloads."""
+    """Load of one node: pods of the workload, and reservations of other workloads.
+
+    Attributes:
+        cards: As they are.
+        left: As they are without their pods and with what is planned.
+    """
 
     others: NodeReservations
-    cards: dict[int, CardAmounts] = field(default_factory=dict)
+    cards: Sequence[Card]
+    left: list[Card]
     amounts: Amounts = NOTHING
 
 
@@ -156,17 +162,17 @@ class ReservationPlanner:
             return None
         if not self._has_slot(load, nodes.names[row]):
             return None
-        query, cards = self._capacity.make_query(requirements), build_charged_cards(nodes, row)
+        query = self._capacity.make_query(requirements)
         is_open = nodes.evictable[row] > 0
         if query.policy_request.admits is not None:
             is_open &= query.policy_request.admits[row]
         left = [
-            _plan_on_card(card, load.cards.get(at, (0, 0)))
+            card
             if is_open[at] and at not in load.others.cards and (among is None or at in among)
             else card.with_free_units(0)
-            for at, card in enumerate(cards)
+            for at, card in enumerate(load.left)
         ]
-        chosen = _choose_cards(requirements.request, cards, left)
+        chosen = _choose_cards(requirements.request, load.cards, left)
         if chosen is None:
             # In the order of the demands they may not fit, and together they do.
             placed = self._capacity.call_policy(
@@ -175,7 +181,7 @@ class ReservationPlanner:
             if placed is None:
                 return None
             chosen = placed.amounts
-        missing = sum(_compute_missing(cards[at], left[at], *asked) for at, asked in chosen.items())
+        missing = sum(_compute_missing(load.cards[at], left[at], *asked) for at, asked in chosen.items())
         return _PlannedPlace(missing, row, chosen)
 
     def _has_slot(self, load: _PlannedLoad, node: str) -> bool:
@@ -186,7 +192,11 @@ class ReservationPlanner:
         load = self._get_load(spot.row)
         amounts = requirements.amounts.without_sums()
         load.amounts = load.amounts.add(amounts)
-        add_amounts(load.cards, spot.cards)
+        for at, (units, compute) in spot.cards.items():
+            card = load.left[at]
+            load.left[at] = replace(
+                card, used_units=card.used_units + units, compute_used=card.compute_used + compute
+            )
         nodes = self._capacity.state.nodes
         name, uuids = nodes.names[spot.row], nodes.uuids[spot.row]
         cards = tuple(sorted(spot.cards))
@@ -202,7 +212,9 @@ class ReservationPlanner:
                 if self._alone
                 else self._capacity.reservations.sum_others(self._workload_uid, name, uuids)
             )
-            load = self._loads[row] = _PlannedLoad(others)
+            cards = build_charged_cards(nodes, row)
+            left = [replace(card, used_units=0, compute_used=0) for card in cards]
+            load = self._loads[row] = _PlannedLoad(others, cards, left)
         return load
 
 
@@ -233,25 +245,20 @@ def _choose_cards(
     return chosen
 
 
-def _plan_on_card(card: Card, planned: CardAmounts) -> Card:
-    """Return a card without its pods and with what is planned."""
-    return replace(card, used_units=planned[0], compute_used=planned[1])
-
-
 def _compute_missing(card: Card, left: Card, units: int, compute: int) -> int:
     """Compute how many units must become free on a card for more than is planned there.
 
     Args:
-        left: See `_plan_on_card`.
+        left: See `_PlannedLoad`.
     """
-    before, after = (
-        max(short, percent * card.size_units // max(1, card.compute_limit))
-        for short, percent in (
-            card.compute_shortage(left.used_units, left.compute_used),
-            card.compute_shortage(left.used_units + units, left.compute_used + compute),
-        )
-    )
-    return after - before if left.used_units else after
+    missing = _compute_lack(card, left.used_units + units, left.compute_used + compute)
+    return missing - _compute_lack(card, left.used_units, left.compute_used) if left.used_units else missing
+
+
+def _compute_lack(card: Card, units: int, compute: int) -> int:
+    """Compute what a card lacks of both, compute as that part of its units."""
+    short, percent = card.compute_shortage(units, compute)
+    return max(short, percent * card.size_units // max(1, card.compute_limit))
 
 
 def _take_first(
