@@ -71,7 +71,6 @@ class ClaimServing:
         plugin = DraPlugin(self._service, settings.node_name, observe=observe)
         registrar = DraRegistrar(plugin, settings.kubelet_dir, on_registered=on_registered)
         self.registrars = Registrars([registrar])
-        version: Callable[[], str | None] = getattr(source, "driver_version", lambda: None)
         self._publisher = SlicePublisher(
             client,
             account,
@@ -80,7 +79,7 @@ class ClaimServing:
             node_name=settings.node_name,
             unit_mib=settings.unit_mib,
             card_policy=settings.card_policy,
-            driver=version,
+            driver=source.driver_version,
             ready=lambda: registrar.is_registered and account.ledger.is_complete,
             gap_s=settings.publish_gap_s,
         )
