@@ -17,7 +17,7 @@ from allocator.names import COMPUTE_RESOURCE
 from gpupack.autoscale.shapes import read_offered_compute
 from gpupack.autoscale.waiting_pods import EquivalentPods, WaitingPod, with_compute
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.kube_checks import must_be_apart
+from gpupack.whatif.kube_checks import find_apart_keys, find_places, must_be_apart
 from kubeapi.bounded import BoundedDict
 from kubeapi.selectors import NodeRules
 from scheduler_plugin.cache.amounts import NOT_COUNTED, PERCENT, UNITS, Amounts
@@ -121,6 +121,13 @@ class SumView:
     def keep_fitting(self, rows: RowArray, amounts: Amounts) -> RowArray:
         return rows[self._amounts.mask_fits(amounts, rows)]
 
+    def leave_places(self, rows: RowArray, row: int, keys: Iterable[str]) -> RowArray:
+        """Leave out the nodes that are at one place with that of a row, by any topology key."""
+        nodes, names = self._cluster.nodes, self._nodes.names
+        places = find_places(nodes[names[row]], keys)
+        kept = [places.isdisjoint(find_places(nodes[names[other]], keys)) for other in rows.tolist()]
+        return rows[np.array(kept, dtype=np.bool_)]
+
     def add_pod(self, row: int, amounts: Amounts) -> None:
         self._amounts.add_requested(row, amounts)
 
@@ -163,8 +170,8 @@ def pack_by_sums(
         if len(there):
             row = int(there[0])
             view.add_pod(row, kind.sums)
-            for other in apart[id(kind)]:
-                candidates[other] = candidates[other][candidates[other] != row]
+            for other, keys in apart[id(kind)].items():
+                candidates[other] = view.leave_places(candidates[other], row, keys)
             fit_by_sum.add(pod.uid)
         elif id(kind) in unknown:
             fit_by_sum.add(pod.uid)
@@ -173,8 +180,8 @@ def pack_by_sums(
     return SumPacking(frozenset(fit_by_sum), tuple(short))
 
 
-def find_apart(kinds: Sequence[EquivalentPods]) -> defaultdict[int, set[int]]:
-    """Find the kinds whose pods cannot run on one node, by `id`.
+def find_apart(kinds: Sequence[EquivalentPods]) -> defaultdict[int, dict[int, frozenset[str]]]:
+    """Find the kinds whose pods cannot be together, by `id`, and at the places of which topology keys.
 
     Of thousands each may keep only its own pods apart, so those are compared that have a port in common, or
     the rarest label that a term selects.
@@ -185,7 +192,7 @@ def find_apart(kinds: Sequence[EquivalentPods]) -> defaultdict[int, set[int]]:
         ports = [(port.port, port.protocol) for port in kind.requirements.ports]
         for mark in chain[tuple[str | int, str]](labels, ports):
             alike[mark].append(kind)
-    apart = defaultdict[int, set[int]](set)
+    apart = defaultdict[int, dict[int, frozenset[str]]](dict)
     for one in kinds:
         others = [kind for port in one.requirements.ports for kind in alike[port.port, port.protocol]]
         for term in one.requirements.anti_affinity:
@@ -194,9 +201,8 @@ def find_apart(kinds: Sequence[EquivalentPods]) -> defaultdict[int, set[int]]:
             fewest = min([kinds, *(alike[label] for label in labels)], key=len)
             others += fewest
         for other in others:
-            if must_be_apart(one.requirements, other.requirements):
-                apart[id(one)].add(id(other))
-                apart[id(other)].add(id(one))
+            if keys := find_apart_keys(one.requirements, other.requirements):
+                apart[id(one)][id(other)] = apart[id(other)][id(one)] = keys
     return apart
 
 

@@ -315,7 +315,7 @@ class _PodExplainer:
     def _note_unchecked_rules(self, requirements: HostRequirements, gang: WaitingGang | None) -> list[str]:
         unseen = self._cluster.kube_checks.list_unchecked_rules(requirements)
         if gang is not None and gang.has_unchecked_affinity(requirements):
-            unseen.append("pod affinity within its gang, except anti-affinity by node")
+            unseen.append("pod affinity within its gang, except anti-affinity")
         if self._cluster.pod_groups.has_topology(self._pod.scheduling_group):
             unseen.append("topology constraints of its PodGroup")
         return [f"not looked at here, and kube-scheduler looks at it: {', '.join(unseen)}"] if unseen else []

@@ -25,7 +25,8 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import (
     HostRequirements,
     count_alike,
-    must_be_apart,
+    find_apart_keys,
+    keep_apart,
     require_of_any_pod,
     require_of_plain_pod,
 )
@@ -193,7 +194,11 @@ def count_fit(
     rows = cluster.keep_accepted_rows(cluster.rows, hosts.find_rejections(requirements))
     names = [nodes.names[row] for row in rows.tolist()]
     most = {name: count_alike(requirements, request, hosts.get_left(name)) for name in names}
-    numbers = count_fit_by_node(cluster, query, rows, most)
+    numbers = keep_apart(
+        cluster.nodes,
+        find_apart_keys(requirements, requirements),
+        count_fit_by_node(cluster, query, rows, most),
+    )
     plain = require_of_plain_pod()
     found = tuple(
         NodePods(name, pods, tuple(taints_of(name, plain))) for name, pods in sorted(numbers.items()) if pods
@@ -220,10 +225,11 @@ def count_on_empty_cluster(
     """Compute an upper bound of the equal pods that an empty cluster holds at once, up to a limit."""
     rows = cluster.keep_accepted_rows(cluster.rows, cluster.kube_checks.find_lasting_rejections(requirements))
     asked = requirements.amounts.with_sums(query.request)
-    pods = count_most_on_empty(cluster.state.nodes, query, asked, rows)
-    if must_be_apart(requirements, requirements):
-        pods = np.minimum(pods, 1)
-    return min(most, int(pods.sum()))
+    names = (cluster.state.nodes.names[row] for row in rows.tolist())
+    counts = count_most_on_empty(cluster.state.nodes, query, asked, rows).tolist()
+    pods = dict(zip(names, counts, strict=True))
+    kept = (keep_apart(cluster.nodes, [key], pods) for key in find_apart_keys(requirements, requirements))
+    return min(most, *(int(sum(each.values())) for each in (pods, *kept)))
 
 
 def _repels_nobody(_name: str, _requirements: HostRequirements) -> list[str]:

@@ -10,10 +10,13 @@ from gpupack.whatif.fit import count_fit_by_node
 from gpupack.whatif.kube_checks import (
     HostRequirements,
     count_alike,
+    find_apart_keys,
+    find_places,
     has_unchecked_affinity,
-    must_be_apart,
+    keep_apart,
 )
 from kubeapi.objects import Pod
+from kubeapi.selectors import HOSTNAME
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.gang_names import read_gang_key, read_gang_name
@@ -53,7 +56,7 @@ class WaitingGang:
     refused: str = ""
 
     def has_unchecked_affinity(self, own: HostRequirements) -> bool:
-        """Tell whether affinity between its pods could decide more than which of them share a node."""
+        """Tell whether any of its pods wants another one near."""
         kinds = ((own, self.pods), *((kind.requirements, kind.pods) for kind in self.others))
         return any(
             has_unchecked_affinity(one, other)
@@ -241,16 +244,31 @@ def place_together(
 ) -> Iterator[tuple[GangMembers, int]]:
     """Place the pods of a gang, the largest ones first; give each kind, and how many of it find no room."""
     nodes = cluster.state.nodes
-    hosts: dict[str, _Host] = {}
+    hosts: dict[str, ScratchNode] = {}
+    keys = {term.topology_key for kind in kinds for term in kind.requirements.anti_affinity} | {HOSTNAME}
+    taken: dict[GangMembers, set[tuple[str, str]]] = {}
     for kind in sorted(kinds, key=_hardness):
+        taken[kind] = set()
+        apart = [
+            (apart_keys, there)
+            for other, there in taken.items()
+            if (apart_keys := find_apart_keys(kind.requirements, other.requirements))
+        ]
+        request, policy = kind.query.request, kind.query.policy_request.card_policy
+        asked = kind.requirements.amounts.with_sums(request)
         rows = find_rows(cluster, kind.query, kind.requirements, leaving)
         scores = score_nodes(cluster.policies.get_policy(kind.query.request), nodes, kind.query, rows)
         order = [nodes.names[rows[at]] for at in rank_best(scores, nodes.name_rank[rows], len(rows)).tolist()]
         left = kind.pods
         for name in order:
-            host = hosts.get(name) or _Host(cluster, name, leaving)
-            hosts[name] = host
-            while left and host.try_place(kind):
+            host = hosts[name] = hosts.get(name) or _make_scratch_node(cluster, name, leaving)
+            places = find_places(cluster.nodes[name], keys)
+            while left and not any(
+                place in there for apart_keys, there in apart for place in places if place[0] in apart_keys
+            ):
+                if host.put_pod(request, policy, asked) is None:
+                    break
+                taken[kind] |= places
                 left -= 1
             if not left:
                 break
@@ -264,24 +282,10 @@ def _hardness(kind: GangMembers) -> tuple[int, int, int]:
     return -units, -compute, -kind.query.request.effective_units
 
 
-class _Host:
-    """A node on which pods of a gang are put, one after the other."""
-
-    def __init__(self, cluster: Cluster, name: str, leaving: Collection[str]) -> None:
-        nodes = cluster.state.nodes
-        left = cluster.kube_checks.get_left(name, leaving)
-        self._node = ScratchNode(build_cards(nodes, nodes.rows[name]), left)
-        self._there: set[GangMembers] = set()
-
-    def try_place(self, kind: GangMembers) -> bool:
-        if any(must_be_apart(kind.requirements, other.requirements) for other in self._there):
-            return False
-        request, policy = kind.query.request, kind.query.policy_request.card_policy
-        asked = kind.requirements.amounts.with_sums(request)
-        if self._node.put_pod(request, policy, asked) is None:
-            return False
-        self._there.add(kind)
-        return True
+def _make_scratch_node(cluster: Cluster, name: str, leaving: Collection[str]) -> ScratchNode:
+    nodes = cluster.state.nodes
+    left = cluster.kube_checks.get_left(name, leaving)
+    return ScratchNode(build_cards(nodes, nodes.rows[name]), left)
 
 
 def count_at_once(
@@ -299,4 +303,6 @@ def count_at_once(
         name: min(most, count_alike(requirements, query.request, hosts.get_left(name, leaving)))
         for name in names
     }
-    return min(most, sum(count_fit_by_node(cluster, query, rows, rooms).values()))
+    numbers = count_fit_by_node(cluster, query, rows, rooms)
+    apart_keys = find_apart_keys(requirements, requirements)
+    return min(most, sum(keep_apart(cluster.nodes, apart_keys, numbers).values()))

@@ -116,30 +116,57 @@ def require_of_plain_pod() -> HostRequirements:
     return HostRequirements(lambda _taint: False)
 
 
-def must_be_apart(one: HostRequirements, other: HostRequirements) -> bool:
-    """Tell whether two pods cannot run on one node: a port conflicts, or one wants the other elsewhere."""
+def find_apart_keys(one: HostRequirements, other: HostRequirements) -> frozenset[str]:
+    """Find the topology keys at whose places two pods cannot be together, for a port or anti-affinity."""
     if not ((one.ports and other.ports) or one.anti_affinity or other.anti_affinity):
-        return False
-    return have_conflict(one.ports, other.ports) or any(
-        term.is_readable
-        and term.topology_key == HOSTNAME
-        and term.matches(owner.pod.metadata, guest.pod.metadata)
-        for owner, guest in ((one, other), (other, one))
-        if owner.pod is not None and guest.pod is not None
-        for term in owner.anti_affinity
-    )
+        return frozenset()
+    keys = {HOSTNAME} if have_conflict(one.ports, other.ports) else set[str]()
+    for owner, guest in ((one, other), (other, one)):
+        if owner.pod is not None and guest.pod is not None:
+            keys |= {
+                term.topology_key
+                for term in owner.anti_affinity
+                if term.is_readable and term.matches(owner.pod.metadata, guest.pod.metadata)
+            }
+    return frozenset(keys)
+
+
+def find_places(node: Node, keys: Iterable[str]) -> frozenset[tuple[str, str]]:
+    """Find the places of a node by topology keys; it has none by a label that it lacks."""
+    labels = node.metadata.labels or {}
+    values = ((key, node.name if key == HOSTNAME else labels.get(key)) for key in keys)
+    return frozenset((key, value) for key, value in values if value is not None)
+
+
+def keep_apart(nodes: Mapping[str, Node], keys: Collection[str], pods: Mapping[str, int]) -> dict[str, int]:
+    """Keep of equal pods that cannot be together at a place one at each, of the first node there by name.
+
+    Args:
+        keys: What their `find_apart_keys` finds. With more than one key another choice of nodes might keep
+            more.
+        pods: Pods by node.
+    """
+    kept: dict[str, int] = {}
+    taken: set[tuple[str, str]] = set()
+    for name in sorted(name for name, number in pods.items() if number):
+        places = find_places(nodes[name], keys)
+        if places.isdisjoint(taken):
+            kept[name] = 1 if places else pods[name]
+            taken |= places
+    return kept
+
+
+def must_be_apart(one: HostRequirements, other: HostRequirements) -> bool:
+    """Tell whether two pods cannot run on one node."""
+    return HOSTNAME in find_apart_keys(one, other)
 
 
 def has_unchecked_affinity(one: HostRequirements, other: HostRequirements) -> bool:
-    """Tell whether a pod wants another of its gang near, or farther than on another node.
-
-    Of affinity within a gang only that is checked which `must_be_apart` says.
-    """
+    """Tell whether a pod wants another of its gang near; of anti-affinity see `find_apart_keys`."""
     if one.pod is None or other.pod is None:
         return False
-    far = (term for term in one.anti_affinity if term.topology_key != HOSTNAME)
     own, others = one.pod.metadata, other.pod.metadata
-    return any(term.matches(own, others) for term in (*read_affinity(one.pod), *far))
+    return any(term.matches(own, others) for term in read_affinity(one.pod))
 
 
 def count_alike(requirements: HostRequirements, request: PodRequest, left: Amounts) -> int:

@@ -5,7 +5,9 @@ import pytest
 from allocator.names import POD_GANG, POD_GANG_SIZE
 from gpupack.diagnose.why import explain_pod
 from gpupack.whatif import FitQuestion, answer_fit
+from gpupack.whatif.fit import count_fit
 from gpupack.whatif.gangs import find_gang
+from gpupack.whatif.kube_checks import HostRequirements
 from tests.ask_world import Node, Pod, World
 
 
@@ -399,11 +401,11 @@ def by_zone(kind, app):
     ("kind", "app", "size", "told"),
     [
         ("podAffinity", "g", 2, True),
-        ("podAntiAffinity", "g", 2, True),
-        ("podAntiAffinity", "g", 1, False),
+        ("podAffinity", "g", 1, False),
         ("podAntiAffinity", "x", 2, False),
+        ("podAntiAffinity", "g", 2, False),
     ],
-    ids=["near", "far", "alone", "others"],
+    ids=["near", "alone", "others", "far"],
 )
 def test_affinity_within_a_gang_is_a_note(kind: str, app: str, size: int, told: bool) -> None:
     """A gang whose pods must be in one zone fitted in two, and no word was said."""
@@ -413,6 +415,28 @@ def test_affinity_within_a_gang_is_a_note(kind: str, app: str, size: int, told: 
     answer = explain_pod(world.cluster, "default", "g0")
     assert answer.state == "fits"
     assert any("pod affinity within its gang" in note for note in answer.notes) == told
+
+
+@pytest.mark.parametrize("units", [(30, 30, 30), (30, 20, 10)], ids=["alike", "different requests"])
+def test_pods_that_want_to_be_apart_by_zone_are_one_a_zone(units: tuple[int, ...]) -> None:
+    """They counted as one a node: three fitted into two zones."""
+    nodes = [Node(f"n{at}", (39, 39), labels=(("zone", zone),)) for at, zone in enumerate("aab")]
+    for size, state in ((2, "fits"), (3, "pending")):
+        pods = [
+            member(f"g{at}", each, size=size, labels=(("app", "g"),)) for at, each in enumerate(units[:size])
+        ]
+        assert changed_ask(nodes, pods, by_zone("podAntiAffinity", "g")).state == state
+
+
+def test_fit_counts_pods_that_want_to_be_apart_by_zone_once_a_zone() -> None:
+    """A node without the label is in no zone, and takes as many as its cards do."""
+    nodes = [Node(f"n{at}", (39, 39), labels=(("zone", zone),)) for at, zone in enumerate("aabb")]
+    waiting = Pod("w", 30, labels=(("app", "g"),))
+    for more, pods in (((), 2), ((Node("bare", (39, 39)),), 4)):
+        cluster = World((*nodes, *more), (waiting,)).changed(w=by_zone("podAntiAffinity", "g")).cluster
+        pod = cluster.find_pod("default", "w")
+        found = count_fit(cluster, cluster.read_request(pod), HostRequirements.from_pod(pod), gang=9)
+        assert (found.pods, found.missing_pods, found.pods_on_empty_nodes) == (pods, 9 - pods, pods)
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -22,7 +22,7 @@ from gpupack.autoscale.shapes import read_shapes
 from gpupack.autoscale.sum_view import count_nodes_by_sums, find_apart
 from gpupack.autoscale.waiting_pods import group_by_kind, list_waiting_pods
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.kube_checks import must_be_apart
+from gpupack.whatif.kube_checks import find_apart_keys
 from kubeapi.selectors import Expression, NodeTerm
 from scheduler_plugin.cache.amounts import Amounts
 from tests.autoscale_world import (
@@ -537,6 +537,21 @@ def test_an_autoscaler_puts_one_pod_on_a_node_where_the_node_takes_no_second_one
     assert len(plan.placeholders) == 1
 
 
+def test_an_autoscaler_puts_one_of_the_pods_that_want_to_be_apart_by_zone_in_a_zone():
+    """It sees by itself that the second one needs a node, which the first one takes as well."""
+
+    def stay_in_other_zones(item):
+        stay_apart(item)
+        anti_affinity = item["spec"]["affinity"]["podAntiAffinity"]
+        anti_affinity["requiredDuringSchedulingIgnoredDuringExecution"][0]["topologyKey"] = "zone"
+
+    nodes = [Node(name, (80,) * 4, labels=(("zone", "a"),)) for name in ("n1", "n2")]
+    there = [Pod(f"on-{node.name}-{card}", 40, node.name, (card,)) for node in nodes for card in range(4)]
+    two = [waits("w0", 41), waits("w1", 41)]
+    plan = plan_of(grown(nodes, [*there, *two], w0=stay_in_other_zones, w1=stay_in_other_zones))
+    assert outcomes(plan) == {"w0": "covered", "w1": "sum_short"}
+
+
 @pytest.mark.parametrize(
     ("change", "number", "offered", "excluded"),
     [
@@ -697,7 +712,8 @@ def test_kinds_that_must_be_apart():
     kinds = kinds_of(changes)
     apart = find_apart(kinds)
     for one, other in product(kinds, repeat=2):
-        assert (id(other) in apart[id(one)]) == must_be_apart(one.requirements, other.requirements)
+        keys = find_apart_keys(one.requirements, other.requirements)
+        assert apart[id(one)].get(id(other), frozenset()) == keys
     assert sum(map(len, apart.values())) > len(kinds)
 
 
@@ -712,5 +728,5 @@ def test_kinds_that_keep_only_their_own_pods_apart_are_not_compared_with_all_oth
     kinds = kinds_of({f"w{at}": rule(at) for at in range(50)})
     profile = cProfile.Profile()
     apart = profile.runcall(find_apart, kinds)
-    assert all(apart[id(kind)] == {id(kind)} for kind in kinds)
-    assert sum(each.callcount for each in profile.getstats() if each.code is must_be_apart.__code__) == 50
+    assert all(apart[id(kind)].keys() == {id(kind)} for kind in kinds)
+    assert sum(each.callcount for each in profile.getstats() if each.code is find_apart_keys.__code__) == 50
