@@ -93,11 +93,12 @@ class Packer:
         if shapes is None:
             cluster = self._shapes.cluster
             what_if = WhatIf(cluster, cluster.make_query(kind.request, kind.requirements), kind.requirements)
-            names = cluster.state.nodes.names
-            shapes = (
-                frozenset(names[row] for row in what_if.find_rows().tolist())
-                if cluster.nodes
-                else frozenset()
+            rows = what_if.find_rows().tolist() if cluster.nodes else ()
+            names = (cluster.state.nodes.names[row] for row in rows)
+            shapes = frozenset(
+                name
+                for name in names
+                if not any(must_be_apart(kind.requirements, pod) for pod in self._shapes.by_name[name].pods)
             )
             self._taking[id(kind)] = shapes
         return shapes

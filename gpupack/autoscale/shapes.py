@@ -1,5 +1,6 @@
 """Shapes of nodes that an autoscaler can add, learned from nodes that exist or declared in a file."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,11 +17,12 @@ from allocator.request import WHOLE
 from gpupack.autoscale.waiting_pods import with_compute
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.kube_checks import HostRequirements
 from kubeapi.bounded_yaml import load_yaml
 from kubeapi.names import LABEL_KEY, LABEL_VALUE, is_label_key, is_label_value
 from kubeapi.objects import Node
 from kubeapi.selectors import HOSTNAME, Taint
-from scheduler_plugin.cache.amounts import Amounts
+from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.empty_nodes import make_empty_node
 from scheduler_plugin.cache.node_records import read_amount
@@ -71,14 +73,15 @@ class Shape:
 
     Attributes:
         name: For people, and unlike that of every other shape.
-        node: Such a node, as it is when all its parts have started, and beside the pods that every new node
-            has, see `_sum_empty_nodes`. A learned one offers the most units over all cards that a ready node
-            of the shape offers.
+        node: Such a node, as it is when all its parts have started, and beside `pods`. A learned one offers
+            the most units over all cards that a ready node of the shape offers.
         offered: The fewest units that a ready node of the shape offers: an autoscaler may take that very node
             for its template.
         compute: Percent of compute over all cards that an autoscaler knows such a node to offer: as much as
             each of those does that it was learned from.
         nodes: Names of the nodes that it was learned from.
+        pods: Those that every new node has, see `_find_pods_everywhere`; it takes none that must be apart
+            from one of them.
     """
 
     name: str
@@ -88,6 +91,7 @@ class Shape:
     declared: bool = False
     nodes: frozenset[str] = frozenset()
     compute: int = 0
+    pods: tuple[HostRequirements, ...] = ()
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -169,7 +173,13 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
         labels = node.metadata.labels or {}
         values = tuple([labels.get(key) for key in wanted])
         groups.setdefault((card_set, values, lasting_taints(node)), []).append(node)
-    empty = _sum_empty_nodes(cluster)
+    everywhere = _find_pods_everywhere(cluster)
+    empty = {
+        name: record.capacity.subtract(
+            sum_amounts(cluster.state.pods[uid].amounts for uid in everywhere[name])
+        )
+        for name, record in cluster.state.node_records.items()
+    }
     shapes = []
     for number, ((card_set, _values, taints), members) in enumerate(
         sorted(groups.items(), key=lambda group: str(group[0]))
@@ -198,6 +208,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
                 min(offered),
                 nodes=frozenset(node.name for node in members),
                 compute=min(map(read_offered_compute, members)),
+                pods=tuple(HostRequirements.from_pod(cluster.pods[uid]) for uid in everywhere[example.name]),
             )
         )
     return shapes
@@ -240,13 +251,13 @@ def describe_card_set(card_set: CardSet, unit_mib: int) -> str:
     return ", ".join(parts)
 
 
-def _sum_empty_nodes(cluster: Cluster) -> dict[str, Amounts]:
-    """Add up what each node has beside the pods that a new one like it has, too.
+def _find_pods_everywhere(cluster: Cluster) -> defaultdict[str, list[str]]:
+    """Find, by node, the UIDs of the pods that a new node like it has, too.
 
     As for Cluster Autoscaler these are the static pods and those of DaemonSets that are not being deleted
     (`podsExpectedOnFreshNode`). A pod can say by annotation that it counts as a DaemonSet's.
     """
-    empty = {name: record.capacity for name, record in cluster.state.node_records.items()}
+    found = defaultdict[str, list[str]](list)
     for uid, record in cluster.state.pods.items():
         pod = cluster.pods.get(uid)
         is_everywhere = pod is not None and (
@@ -254,9 +265,9 @@ def _sum_empty_nodes(cluster: Cluster) -> dict[str, Amounts]:
             or pod.is_mirror
             or pod.metadata.get_annotation(DAEMON_SET_POD_ANNOTATION) == "true"
         )
-        if is_everywhere and record.node in empty and not record.ended and record.grace_ends_at is None:
-            empty[record.node] = empty[record.node].subtract(record.amounts)
-    return empty
+        if is_everywhere and not record.ended and record.grace_ends_at is None:
+            found[record.node].append(uid)
+    return found
 
 
 def _empty_node(

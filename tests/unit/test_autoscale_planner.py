@@ -655,6 +655,20 @@ def test_an_autoscaler_finds_room_by_sums_where_kube_scheduler_s_rules_do(ready,
     assert outcomes(plan_of(world)) == {"w": outcome}
 
 
+@pytest.mark.parametrize("change", [use_port, stay_apart], ids=["port", "anti-affinity"])
+def test_no_new_node_takes_a_pod_that_must_be_apart_from_what_runs_on_every_node(change):
+    """It was thought that an autoscaler sees the need of a node: it knows that none would do."""
+
+    def run_everywhere(item):
+        of_daemon_set(item)
+        change(item)
+
+    world = grown(
+        [Node("n1", (80,))], [Pod("agent", 1, "n1", (0,)), waits("w", 30)], agent=run_everywhere, w=change
+    )
+    assert outcomes(plan_of(world)) == {"w": "no_shape"}
+
+
 @pytest.mark.parametrize(
     ("units", "change", "expected"),
     [
