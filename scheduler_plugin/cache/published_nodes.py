@@ -9,8 +9,9 @@ resource's sum, offers no such node. Whether the kubelet itself is alive is chec
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from allocator.errors import PackingError, QuantityError
 from allocator.names import (
@@ -34,8 +35,7 @@ _MAX_ACCOUNTED: Final = 8 * MAX_UNITS
 _NO_HOLDS: Final = Holds(-1, frozenset())
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedNode:
+class PublishedNode(msgspec.Struct, frozen=True):
     """A node's words, inventory and accounted pods.
 
     Attributes:
@@ -66,7 +66,7 @@ class PublishedNode:
     uuids: tuple[str, ...] = ()
     indexes: tuple[int, ...] = ()
     models: tuple[str, ...] = ()
-    numa: tuple[int, ...] = field(default=())
+    numa: tuple[int, ...] = ()
     links: tuple[tuple[int, ...], ...] = ()
     compute_limit: int = 0
     compute_used: tuple[int, ...] = ()
