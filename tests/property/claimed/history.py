@@ -6,11 +6,11 @@ ordinary pods. The kubelet has them prepared. Claims and pods are deleted by for
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from allocator.claims import ClaimObject
 from allocator.ids import device_names

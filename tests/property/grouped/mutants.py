@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant(
         "a pod whose status alone has changed stays assumed",
         AssumedPod.is_same_request,
-        "return replace(pod, resource_version=before.resource_version, nominated=before.nominated) == before",
+        "return msgspec.structs.replace(pod, resource_version=version, nominated=nominated) == known",
         "return False",
         troubled,
     ),
