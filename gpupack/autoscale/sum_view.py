@@ -21,7 +21,7 @@ from gpupack.whatif.kube_checks import find_apart_keys, find_places, must_be_apa
 from kubeapi.bounded import BoundedDict
 from kubeapi.selectors import NodeRules
 from scheduler_plugin.cache.amounts import NOT_COUNTED, PERCENT, UNITS, Amounts
-from scheduler_plugin.cache.arrays import BoolArray, RowArray
+from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.scheduling.node_fit import can_run_on, have_conflict
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class SumView:
         sums = self._amounts.capacity[[UNITS, PERCENT]]
         self._amounts.capacity[[UNITS, PERCENT]] = np.where(sums == NOT_COUNTED, 0, sums)
         self._masks: dict[NodeRules, BoolArray] = {}
+        self._places: dict[str, LongArray] = {}
 
     def copy(self) -> "SumView":
         """Copy what is left; the rest does not change."""
@@ -123,10 +124,21 @@ class SumView:
 
     def leave_places(self, rows: RowArray, row: int, keys: Iterable[str]) -> RowArray:
         """Leave out the nodes that are at one place with that of a row, by any topology key."""
-        nodes, names = self._cluster.nodes, self._nodes.names
-        places = find_places(nodes[names[row]], keys)
-        kept = [places.isdisjoint(find_places(nodes[names[other]], keys)) for other in rows.tolist()]
-        return rows[np.array(kept, dtype=np.bool_)]
+        for key in keys:
+            places = self._number_places(key)
+            rows = rows[(places[rows] != places[row]) | (places[row] < 0)]
+        return rows
+
+    def _number_places(self, key: str) -> LongArray:
+        """Number the places of a topology key: int64[rows], negative where a node is at none."""
+        found = self._places.get(key)
+        if found is None:
+            numbers: dict[frozenset[tuple[str, str]], int] = {}
+            found = self._places[key] = np.full(self._nodes.row_count, -1, dtype=np.int64)
+            for row in self.rows.tolist():
+                place = find_places(self._cluster.nodes[self._nodes.names[row]], [key])
+                found[row] = numbers.setdefault(place, len(numbers)) if place else -1
+        return found
 
     def add_pod(self, row: int, amounts: Amounts) -> None:
         self._amounts.add_requested(row, amounts)

@@ -19,7 +19,7 @@ from gpupack.autoscale.packing import join_terms
 from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
-from gpupack.autoscale.sum_view import count_nodes_by_sums, find_apart
+from gpupack.autoscale.sum_view import NodeVerdicts, SumView, count_nodes_by_sums, find_apart
 from gpupack.autoscale.waiting_pods import group_by_kind, list_waiting_pods
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import find_apart_keys
@@ -744,3 +744,21 @@ def test_kinds_that_keep_only_their_own_pods_apart_are_not_compared_with_all_oth
     apart = profile.runcall(find_apart, kinds)
     assert all(apart[id(kind)].keys() == {id(kind)} for kind in kinds)
     assert sum(each.callcount for each in profile.getstats() if each.code is find_apart_keys.__code__) == 50
+
+
+@pytest.mark.parametrize(
+    ("node", "keys", "kept"),
+    [
+        ("a1", ["zone"], ["b1", "bare1", "bare2"]),
+        ("a1", ["kubernetes.io/hostname"], ["a2", "b1", "bare1", "bare2"]),
+        pytest.param("bare1", ["zone"], ["a1", "a2", "b1", "bare1", "bare2"], id="in no zone"),
+        pytest.param("a1", ["zone", "rack"], ["bare1", "bare2"], id="one of two keys"),
+    ],
+)
+def test_nodes_at_one_place_with_another(node, keys, kept):
+    rack = ("rack", "r")
+    labels = {"a1": (("zone", "a"), rack), "a2": (("zone", "a"),), "b1": (("zone", "b"), rack)}
+    cluster = grown(Node(name, labels=labels.get(name, ())) for name in ("a1", "a2", "b1", "bare1", "bare2"))
+    view = SumView(cluster.cluster, NodeVerdicts())
+    (row,) = (row for row in view.rows.tolist() if view.list_names(view.rows[view.rows == row]) == [node])
+    assert view.list_names(view.leave_places(view.rows, row, keys)) == kept
