@@ -225,6 +225,7 @@ def test_a_driver_of_another_version_that_starts_ends_the_process(driver: Driver
     # A version that is not told is no other one.
     driver.errors = {"SystemGetDriverVersion": pynvml.NVML_ERROR_UNKNOWN}
     assert errors(gpus) == [None, None]
+    assert gpus.driver_version() == "580.65.06"
     unload(driver, gpus)
     driver.errors, driver.version = {}, "615.10.01"
     with pytest.raises(DriverGoneError, match=r"the driver was version 580\.65\.06 and is 615\.10\.01; this"):

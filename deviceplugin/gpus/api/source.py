@@ -152,7 +152,10 @@ class GpuSource(Protocol):
         """Stop the source; a waiting `events` returns. Closing twice is allowed."""
 
     def driver_version(self) -> str:
-        """Name the version of the driver of an open source; `of unknown version` if it does not say."""
+        """Name the version of the driver of an open source; `of unknown version` if it does not say.
+
+        It is what the driver said last: a driver that hangs keeps nobody who asks.
+        """
 
     def cards(self) -> Sequence[GpuCard]:
         """Return the cards in word order, as of the newest sample; before that as they were found.

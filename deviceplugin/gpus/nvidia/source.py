@@ -232,7 +232,7 @@ class NvmlGpus:
         return self._events.take_events(timeout_s)
 
     def driver_version(self) -> str:
-        return calls.read_driver_version()
+        return (self._versions or {}).get("driver", "of unknown version")
 
     def memory_info(self, uuid: str) -> MemoryInfo:
         """Read what the driver says of a card's memory, as it says it.
