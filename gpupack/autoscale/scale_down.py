@@ -14,6 +14,7 @@ import numpy as np
 
 from allocator.names import NODE_KEPT
 from allocator.place import Placement
+from gpupack.autoscale.shapes import is_on_new_nodes
 from gpupack.rebalance.movable_pods import MovablePods
 from gpupack.uninstall import find_kept_marks
 from gpupack.whatif.cluster import Cluster
@@ -126,9 +127,9 @@ def _list_evictable(cluster: Cluster, pods: Mapping[str, PodRecord]) -> list[Pod
     found = []
     for uid, record in pods.items():
         pod = cluster.pods.get(uid)
-        if pod is None or record.charged is None or record.is_mirror or record.grace_ends_at is not None:
+        if pod is None or record.charged is None or record.grace_ends_at is not None:
             continue
-        if not pod.is_of_daemon_set:
+        if not is_on_new_nodes(pod):
             found.append(record)
     return sorted(found, key=lambda each: (-each.priority, -_units(each), each.namespace, each.name))
 

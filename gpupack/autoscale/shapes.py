@@ -20,7 +20,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements
 from kubeapi.bounded_yaml import load_yaml
 from kubeapi.names import LABEL_KEY, LABEL_VALUE, is_label_key, is_label_value
-from kubeapi.objects import Node
+from kubeapi.objects import Node, Pod
 from kubeapi.selectors import HOSTNAME, Taint
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.cards import build_cards
@@ -251,20 +251,22 @@ def describe_card_set(card_set: CardSet, unit_mib: int) -> str:
     return ", ".join(parts)
 
 
-def _find_pods_everywhere(cluster: Cluster) -> defaultdict[str, list[str]]:
-    """Find, by node, the UIDs of the pods that a new node like it has, too.
+def is_on_new_nodes(pod: Pod) -> bool:
+    """Return True if a new node like the pod's has such a pod, too, so that the pod ends with its node.
 
-    As for Cluster Autoscaler these are the static pods and those of DaemonSets that are not being deleted
-    (`podsExpectedOnFreshNode`). A pod can say by annotation that it counts as a DaemonSet's.
+    As for Cluster Autoscaler these are static pods and those of DaemonSets (`podsExpectedOnFreshNode`). A pod
+    can say by annotation that it counts as a DaemonSet's.
     """
+    counts_so = pod.metadata.get_annotation(DAEMON_SET_POD_ANNOTATION) == "true"
+    return pod.is_of_daemon_set or pod.is_mirror or counts_so
+
+
+def _find_pods_everywhere(cluster: Cluster) -> defaultdict[str, list[str]]:
+    """Find, by node, the UIDs of pods that are not ending and that a new node like it has, too."""
     found = defaultdict[str, list[str]](list)
     for uid, record in cluster.state.pods.items():
         pod = cluster.pods.get(uid)
-        is_everywhere = pod is not None and (
-            pod.is_of_daemon_set
-            or pod.is_mirror
-            or pod.metadata.get_annotation(DAEMON_SET_POD_ANNOTATION) == "true"
-        )
+        is_everywhere = pod is not None and is_on_new_nodes(pod)
         if is_everywhere and not record.ended and record.grace_ends_at is None:
             found[record.node].append(uid)
     return found

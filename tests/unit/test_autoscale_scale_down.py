@@ -18,6 +18,7 @@ from gpupack.autoscale.scale_down import (
     find_nodes_to_empty,
     find_nodes_to_keep,
 )
+from gpupack.autoscale.shapes import DAEMON_SET_POD_ANNOTATION
 from kubeapi import objects
 from tests.autoscale_world import Node, Pod, grown, of_daemon_set
 
@@ -54,8 +55,13 @@ def test_a_node_without_pods_on_cards_is_nobodys_business():
     assert find_nodes_to_keep(grown([Node("n1"), Node("n2")]).cluster) == {}
 
 
-def test_pods_of_daemon_sets_go_with_their_node():
-    world = grown([Node("n1")], [Pod("d", 16, "n1", (0,))], d=of_daemon_set)
+def counts_as_of_daemon_set(item):
+    item["metadata"]["annotations"][DAEMON_SET_POD_ANNOTATION] = "true"
+
+
+@pytest.mark.parametrize("change", [of_daemon_set, counts_as_of_daemon_set])
+def test_pods_of_daemon_sets_go_with_their_node(change):
+    world = grown([Node("n1")], [Pod("d", 16, "n1", (0,))], d=change)
     assert find_nodes_to_keep(world.cluster) == {}
 
 
