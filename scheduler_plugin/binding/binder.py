@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from allocator.names import POD_ASSIGNED
-from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
+from kubeapi.errors import Conflict, KubeApiError, NotFound, decode_answer
 from kubeapi.events import BUSY_S
 from kubeapi.lease import LeaderStatus
 from kubeapi.objects import Pod, decode_pod
@@ -235,7 +235,7 @@ class Binder:
             write_claim = partial(self._write_claim, commitment, commitment.claim)
             try:
                 version = await self._write_pod(commitment, version, write_claim)
-            except (CommitError, KubeApiError, *UNREADABLE) as error:
+            except (CommitError, KubeApiError) as error:
                 self._forget(commitment)
                 return f"claim of the pod not written: {error}"
         self._in_flight += 1
@@ -339,10 +339,10 @@ class Binder:
         pod = commitment.pod
         try:
             body = await self.api.get(make_pod_path(pod.namespace, pod.name), timeout_s=self.timeout_s)
-            current = decode_pod(body)
+            current = decode_answer(body, decode_pod, "a Pod")
         except NotFound:
             return BindingOutcome.GONE
-        except (KubeApiError, *UNREADABLE) as error:
+        except KubeApiError as error:
             log.warning("pod not read", pod=pod.full_name, error=str(error))
             return BindingOutcome.UNKNOWN
         return current if current.metadata.uid == pod.uid else BindingOutcome.GONE

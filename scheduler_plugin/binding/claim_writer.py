@@ -23,8 +23,9 @@ import structlog
 
 from allocator.claims import CLAIMS_PATH, ClaimObject, make_claim_path, make_claims_path
 from allocator.names import CLAIM_LABEL
-from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
+from kubeapi.errors import Conflict, KubeApiError, NotFound, decode_answer
 from kubeapi.metadata import format_time
+from kubeapi.objects import KubeStruct, make_list_decoder
 from kubeapi.paths import make_pod_path
 from scheduler_plugin.binding.pod_claims import BoundPodClaim
 from scheduler_plugin.errors import CommitError
@@ -35,6 +36,18 @@ RETRIES: Final = 5
 RETRY_S: Final = 0.5
 
 _DEALLOCATED: Final[dict[str, Any]] = {}
+
+
+class _Version(KubeStruct):
+    resource_version: str
+
+
+class _PatchedPod(KubeStruct):
+    metadata: _Version
+
+
+_decode_pod: Final = msgspec.json.Decoder(_PatchedPod).decode
+_decode_list: Final = make_list_decoder(dict[str, Any])
 
 
 class ClaimsApi(Protocol):
@@ -96,7 +109,7 @@ class ClaimWriter:
             }
             path = f"{make_pod_path(claim.namespace, claim.pod)}/status"
             answer = await self._api.patch(path, body, timeout_s=self._timeout_s)
-            return str(msgspec.json.decode(answer)["metadata"]["resourceVersion"])
+            return decode_answer(answer, _decode_pod, "a Pod").metadata.resource_version
 
     def release(self, claim: BoundPodClaim) -> None:
         """Deallocate a claim whose Binding failed, in the background."""
@@ -115,8 +128,8 @@ class ClaimWriter:
                 timeout_s=self._timeout_s,
                 labelSelector=f"{CLAIM_LABEL}=true",
             )
-            claims = [(found, _read(found)) for found in msgspec.json.decode(body)["items"]]
-        except (KubeApiError, KeyError, *UNREADABLE) as error:
+            claims = decode_answer(body, _decode_claims, "a list of ResourceClaims")
+        except KubeApiError as error:
             log.warning("claims of pods not listed", error=str(error))
             return
         for found, claim in claims:
@@ -138,7 +151,7 @@ class ClaimWriter:
             )
         except Conflict:
             answer = await self._api.get(claim.path, timeout_s=self._timeout_s)
-        found: dict[str, Any] = msgspec.json.decode(answer)
+        found = decode_answer(answer, _decode_claim, "a ResourceClaim")
         if _read(found).owner_pod_uid != claim.pod_uid:
             raise CommitError(f"claim {claim.namespace}/{claim.name} belongs to another pod")
         if found["metadata"].get("deletionTimestamp"):
@@ -160,11 +173,10 @@ class ClaimWriter:
         return await self._put_status(found, status)
 
     async def _put_status(self, found: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
-        metadata = found["metadata"]
-        path = f"{make_claim_path(metadata['namespace'], metadata['name'])}/status"
+        metadata = _read(found).metadata
+        path = f"{make_claim_path(metadata.namespace, metadata.name)}/status"
         answer = await self._api.put(path, {**found, "status": status}, timeout_s=self._timeout_s)
-        written: dict[str, Any] = msgspec.json.decode(answer)
-        return written
+        return decode_answer(answer, _decode_claim, "a ResourceClaim")
 
     async def _release(self, claim: BoundPodClaim) -> None:
         for _ in range(RETRIES):
@@ -173,22 +185,23 @@ class ClaimWriter:
                     if not self._is_pending(claim.pod_uid):
                         return
                     body = await self._api.get(claim.path, timeout_s=self._timeout_s)
-                    found = msgspec.json.decode(body)
+                    found = decode_answer(body, _decode_claim, "a ResourceClaim")
                     if _read(found).share_ids == claim.shares:
                         await self._put_status(found, _DEALLOCATED)
                     return
             except NotFound:
                 return
-            except (KubeApiError, KeyError, *UNREADABLE) as error:
+            except KubeApiError as error:
                 log.debug("claim not deallocated", claim=claim.path, error=str(error))
             await self._sleep(RETRY_S)
         log.warning("claim not deallocated, the pod's next attempt does it", claim=claim.path)
 
     async def _deallocate(self, found: dict[str, Any]) -> None:
-        name = f"{found['metadata']['namespace']}/{found['metadata']['name']}"
+        metadata = _read(found).metadata
+        name = f"{metadata.namespace}/{metadata.name}"
         try:
             await self._put_status(found, _DEALLOCATED)
-        except (KubeApiError, *UNREADABLE) as error:
+        except KubeApiError as error:
             log.warning("claim of an unbound pod not deallocated", claim=name, error=str(error))
         else:
             log.info("claim of an unbound pod deallocated", claim=name)
@@ -200,3 +213,14 @@ class ClaimWriter:
 def _read(found: dict[str, Any]) -> ClaimObject:
     """Read a claim that will be written back unchanged except for its status."""
     return msgspec.convert(found, ClaimObject)
+
+
+def _decode_claim(body: bytes) -> dict[str, Any]:
+    """Decode a claim that `_read` can read."""
+    found: dict[str, Any] = msgspec.json.decode(body)
+    _read(found)
+    return found
+
+
+def _decode_claims(body: bytes) -> list[tuple[dict[str, Any], ClaimObject]]:
+    return [(found, _read(found)) for found in _decode_list(body).items or ()]

@@ -144,6 +144,7 @@ class Claims(Api):
         self.fail_at: tuple[int, KubeApiError] | None = None
         self.status: dict[str, Any] = {}
         self.on_status: Callable[[], None] = lambda: None
+        self.answers: dict[str, Any] = {}
 
     def _write(self, what: str) -> None:
         self.writes.append(what)
@@ -152,6 +153,10 @@ class Claims(Api):
         self.version += 1
 
     def answer(self, verb: str, path: str, body: Any) -> Any:
+        answer = self._answer(verb, path, body)
+        return self.answers.get(verb, answer)
+
+    def _answer(self, verb: str, path: str, body: Any) -> Any:
         match verb:
             case "bind":
                 self._write("binding")
@@ -360,6 +365,21 @@ async def test_a_refused_write_gives_card_and_allocation_back_and_the_next_try_b
     assert await world.binder.bind(*ARGS) == ""
     assert len(api.claims) == 1
     assert len(api.allocated) == 1
+
+
+@pytest.mark.parametrize("answer", [{}, [], {"metadata": None}], ids=str)
+@pytest.mark.parametrize("verb", ["post", "put", "patch"], ids=["create", "allocate", "status"])
+async def test_an_answer_to_a_write_that_is_not_the_objects_gives_card_and_allocation_back(
+    verb: str, answer: object
+) -> None:
+    api = Claims()
+    api.answers = {verb: answer}
+    world = World(api)
+    assert "that cannot be read" in await world.binder.bind(*ARGS)
+    await world.settle()
+    assert int(world.state.nodes.assumed.sum()) == 0
+    assert api.allocated == []
+    assert "binding" not in api.writes
 
 
 @pytest.mark.parametrize("write", [1, 2, 3, 4], ids=["create", "allocate", "status", "binding"])
