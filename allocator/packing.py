@@ -30,7 +30,8 @@ MAX_COMPUTE_LIMIT: Final = 1000
 LayoutVersion = Literal[1, 2]
 """1 says sizes and used units; 2 says used compute as well. A reader knows both, the node writes 2."""
 
-MAX_CARDS: Final = (1 << 10) - 1
+MAX_NODE_CARDS: Final = (1 << 10) - 1
+"""Most cards that the words of a node can name."""
 
 # The header, low bits first: 4 version, 6 width, 10 card count, 24 unit in MiB.
 _BITS_AT: Final = 4
@@ -69,7 +70,7 @@ class Layout:
     def __post_init__(self) -> None:
         for name, value, low, high in (
             ("field width", self.bits, 1, PAYLOAD_BITS),
-            ("card count", self.cards, 0, MAX_CARDS),
+            ("card count", self.cards, 0, MAX_NODE_CARDS),
             ("unit in MiB", self.unit_mib, 1, MAX_UNIT_MIB),
         ):
             if not low <= value <= high:
@@ -87,7 +88,9 @@ class Layout:
         version = next((known for known in get_args(LayoutVersion) if known == header & 0xF), None)
         if version is None:
             raise PackingError(f"layout header {header} has version {header & 0xF}; allowed: 1 or 2")
-        return cls(header >> _BITS_AT & 0x3F, header >> _CARDS_AT & MAX_CARDS, header >> _UNIT_AT, version)
+        return cls(
+            header >> _BITS_AT & 0x3F, header >> _CARDS_AT & MAX_NODE_CARDS, header >> _UNIT_AT, version
+        )
 
     @property
     def header(self) -> int:

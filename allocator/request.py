@@ -34,7 +34,7 @@ Kind = Literal["init", "sidecar", "main"]
 ContainerPlaces = Literal["", "same-card", "apart"]
 """Values of the annotation that says where a pod's containers go; empty: where the policy likes each best."""
 
-MAX_CARDS: Final = 64
+MAX_POD_CARDS: Final = 64
 MAX_UNITS: Final = 1 << 17
 """Largest request of a container, and largest card. No node can offer as many: the kubelet takes a list of
 device IDs of 4 MiB, which ends below 100 000. Less than what `1Mi` stands for, so that no amount of bytes is
@@ -383,9 +383,9 @@ def _cards(annotations: Mapping[str, str], asking: tuple[ContainerRequest, ...])
     if text is None:
         return 1
     cards = int(text) if _CARDS.fullmatch(text) else 0
-    if not 1 <= cards <= MAX_CARDS:
+    if not 1 <= cards <= MAX_POD_CARDS:
         raise RequestError(
-            f"annotation {POD_CARDS} is {shown(text)}; allowed: a whole number from 1 to {MAX_CARDS}"
+            f"annotation {POD_CARDS} is {shown(text)}; allowed: a whole number from 1 to {MAX_POD_CARDS}"
         )
     for container in asking:
         if cards > 1 and container.kind == "init":

@@ -14,7 +14,7 @@ from typing import Any
 from allocator.errors import shown
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MAX_UNIT_MIB, POD_GPU_MODEL
 from allocator.packing import NodeWords, read_node
-from allocator.request import MAX_CARDS, MAX_UNITS
+from allocator.request import MAX_POD_CARDS, MAX_UNITS
 from gpupack.diagnose.why import explain_pod as why_of
 from gpupack.errors import InputError
 from gpupack.inventory.records import NodeRow
@@ -76,7 +76,9 @@ def _make_question(units: int, cards: int, model: str, *, percent: bool = False)
     """Make a question of what a caller gave."""
     if not isinstance(model, str):
         raise InputError(f"model is {shown(model)}; allowed: text, as in the annotation {POD_GPU_MODEL}")
-    return FitQuestion(_whole("units", units, MAX_UNITS), _whole("cards", cards, MAX_CARDS), model, percent)
+    return FitQuestion(
+        _whole("units", units, MAX_UNITS), _whole("cards", cards, MAX_POD_CARDS), model, percent
+    )
 
 
 def fetch(kubeconfig: str | None = None, context: str | None = None) -> Cluster:

@@ -11,7 +11,7 @@ import numpy as np
 from allocator.cards import Card
 from allocator.errors import QuantityError, shown
 from allocator.names import COMPUTE_RESOURCE, NODE_LABEL, STARTUP_TAINT
-from allocator.packing import MAX_CARDS
+from allocator.packing import MAX_NODE_CARDS
 from allocator.quantity import format_memory, parse_bytes, parse_milli, recall_integer
 from allocator.request import WHOLE
 from gpupack.autoscale.waiting_pods import with_compute
@@ -369,8 +369,10 @@ def _cards(value: Any, at: str, unit_mib: int, faults: list[str]) -> Iterable[tu
             )
             continue
         count, model, mib = entry.get("count", 1), entry.get("model", ""), entry.get("mib")
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_CARDS:
-            faults.append(f"{here}.count is {shown(count)}; allowed: a whole number from 1 to {MAX_CARDS}")
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_NODE_CARDS:
+            faults.append(
+                f"{here}.count is {shown(count)}; allowed: a whole number from 1 to {MAX_NODE_CARDS}"
+            )
             continue
         if not isinstance(model, str):
             faults.append(f"{here}.model is {shown(model)}; allowed: the driver's name of the model")
@@ -382,8 +384,8 @@ def _cards(value: Any, at: str, unit_mib: int, faults: list[str]) -> Iterable[tu
             )
             continue
         total += count
-        if total > MAX_CARDS:
-            faults.append(f"{at}: {total} cards; allowed: {MAX_CARDS} at most")
+        if total > MAX_NODE_CARDS:
+            faults.append(f"{at}: {total} cards; allowed: {MAX_NODE_CARDS} at most")
             return
         yield from [(model, mib // unit_mib)] * count
 

@@ -16,7 +16,7 @@ from allocator.names import (
     POD_NODE_POLICY,
     resource_name,
 )
-from allocator.request import MAX_CARDS
+from allocator.request import MAX_POD_CARDS
 from gpupack.migration.requests import (
     GPUSHARE_MEMORY,
     KAI_AMOUNTS,
@@ -198,8 +198,8 @@ def _cards(requests: list[tuple[dict[str, Any], CardRequest | None]], init_asks:
             "both in a pod; with --gpu-gib all are memory"
         )
     cards = numbers.pop() if numbers else 1
-    if cards > MAX_CARDS:
-        raise UntranslatableError(f"{said} cards; allowed: at most {MAX_CARDS}")
+    if cards > MAX_POD_CARDS:
+        raise UntranslatableError(f"{said} cards; allowed: at most {MAX_POD_CARDS}")
     if cards > 1 and init_asks:
         raise UntranslatableError(
             f"an init container asks and {said}: gpupack then gives one card to the pod"

@@ -10,7 +10,7 @@ import structlog
 from aiohttp import web
 
 from allocator.errors import shown
-from allocator.request import MAX_CARDS, MAX_UNITS, WHOLE
+from allocator.request import MAX_POD_CARDS, MAX_UNITS, WHOLE
 from gpupack.errors import InputError
 from gpupack.teams import DENIED, TOKEN_HEADER
 from gpupack.teams.answers import count_fit_for_member, explain_own_pod, list_own_pods
@@ -183,7 +183,7 @@ def read_fit_question(query: Mapping[str, str]) -> FitQuestion:
         raise InputError(f"units of {len(more) + 1} containers; allowed: at most {MAX_CONTAINERS}")
     return FitQuestion(
         first,
-        _number("cards", query.get("cards", "1"), MAX_CARDS),
+        _number("cards", query.get("cards", "1"), MAX_POD_CARDS),
         query.get("model", ""),
         _is_set(query, "percent"),
         tuple(more),

@@ -23,7 +23,7 @@ from allocator.names import (
     POD_REQUEUED,
     QUEUE_GATE,
 )
-from allocator.packing import MAX_CARDS
+from allocator.packing import MAX_NODE_CARDS
 from allocator.quantity import recall_bytes, recall_milli
 from allocator.records import Assignment, load_assigned, read_own_allocation
 from allocator.request import PodRequest, parse_admitted
@@ -489,4 +489,4 @@ def _read_cards(annotations: dict[str, str], uid: str) -> tuple[Assignment | Non
 
 def read_planned_uuids(annotations: dict[str, str] | None) -> frozenset[str]:
     text = annotations.get(POD_PLANNED) if annotations else None
-    return frozenset(text.split(",", MAX_CARDS)) if text else frozenset()
+    return frozenset(text.split(",", MAX_NODE_CARDS)) if text else frozenset()

@@ -5,7 +5,7 @@ import re
 from allocator import names
 from allocator.policies import CARD_POLICIES
 from allocator.registry import NAME, is_name
-from allocator.request import MAX_CARDS, MAX_UNITS
+from allocator.request import MAX_POD_CARDS, MAX_UNITS
 from allocator.selector import MAX_PATTERNS
 from scheduler_plugin.cache.gang_names import MAX_GANG
 from scheduler_plugin.queue.cache.pods import MAX_DATA
@@ -22,7 +22,7 @@ def test_the_annotation_policy_knows_every_annotation_of_a_pod() -> None:
         {names.POD_ALLOCATION, names.POD_ASSIGNED, names.POD_PLANNED, names.POD_REQUEUED}
     )
     assert known[0] == sorted(ours - set(known[1]))
-    assert str(MAX_CARDS) in expressions["mistakes"]
+    assert str(MAX_POD_CARDS) in expressions["mistakes"]
     assert str(MAX_PATTERNS) in expressions["mistakes"]
     assert str(MAX_GANG) in expressions["mistakes"]
     assert MAX_DATA == MAX_PATTERNS
