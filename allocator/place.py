@@ -7,6 +7,7 @@ from allocator.card_rules import NO_RULES, CardRules
 from allocator.cards import Card, CardAmounts, pair_amounts
 from allocator.exact import place_exactly
 from allocator.policy import Need, choose, units_asked
+from allocator.records import Assignment
 from allocator.request import PodRequest
 from allocator.selector import ANY_CARD, Selector
 
@@ -32,6 +33,15 @@ class Placement:
     @property
     def amounts(self) -> dict[int, CardAmounts]:
         return pair_amounts(self.charge, self.compute)
+
+    def name_cards(self, uuids: Sequence[str]) -> Assignment | None:
+        """Name the cards by the UUIDs of the node's cards; None if the node publishes none."""
+        if not uuids:
+            return None
+        return {
+            container: tuple((uuids[card], units) for card, units in shares)
+            for container, shares in self.containers
+        }
 
 
 def place(cards: Sequence[Card], request: PodRequest, policy: str) -> Placement | None:

@@ -64,21 +64,17 @@ def _subtract(used: Sequence[int], freed: Mapping[int, int]) -> tuple[int, ...]:
 def bind_pod(cluster: Cluster, pod: Pod, destination: Destination) -> Pod:
     """Make a pod as bind has just put it somewhere."""
     nodes = cluster.state.nodes
-    uuids = nodes.uuids[nodes.rows[destination.node]]
-    assigned = {
-        container: tuple((uuids[card], units) for card, units in shares)
-        for container, shares in destination.placement.containers
-    }
+    assigned = destination.placement.name_cards(nodes.uuids[nodes.rows[destination.node]])
     annotations = {
         name: value
         for name, value in (pod.metadata.annotations or {}).items()
         if name not in {POD_ALLOCATION, POD_ASSIGNED}
     }
+    if assigned is not None:
+        annotations[POD_ASSIGNED] = dump_assigned(assigned)
     return msgspec.structs.replace(
         pod,
-        metadata=msgspec.structs.replace(
-            pod.metadata, annotations={**annotations, POD_ASSIGNED: dump_assigned(assigned)}
-        ),
+        metadata=msgspec.structs.replace(pod.metadata, annotations=annotations),
         spec=msgspec.structs.replace(pod.spec, node_name=destination.node, scheduling_gates=None),
     )
 

@@ -83,7 +83,7 @@ class Committer:
                 placement = self._place_pod(query, node, row, cards or pod.planned_uuids)
         except (RequestError, *POLICY_FAULTS) as error:
             raise CommitError(f"pod {namespace}/{name}: {error}") from error
-        assigned = self._make_assignment(placement, row)
+        assigned = placement.name_cards(self.state.nodes.uuids[row])
         claim = self._make_claim(pod, node, assigned)
         text = None if assigned is None else dump_assigned(assigned)
         assumed = self.state.assume(uid, node, assigned, now)
@@ -135,13 +135,3 @@ class Committer:
             why = format_event_text(reason, query.request.demands, self.state.unit_mib, query.request.rules)
             raise CommitError(f"node {node} changed since the filter and the pod no longer fits: {why}")
         return placement
-
-    def _make_assignment(self, placement: Placement, row: int) -> Assignment | None:
-        """Name the cards by UUID; None if the node publishes none."""
-        uuids = self.state.nodes.uuids[row]
-        if not uuids:
-            return None
-        return {
-            container: tuple((uuids[card], units) for card, units in shares)
-            for container, shares in placement.containers
-        }

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_by_policy, 
 from scheduler_plugin.scheduling.policies.registry import is_scored_by_row, picks_nodes
 from scheduler_plugin.scheduling.ranking import rank_best
 from scheduler_plugin.scheduling.request import SchedulingRequest, with_compute
-
-if TYPE_CHECKING:
-    from allocator.records import Assignment
 
 T = TypeVar("T")
 
@@ -247,14 +244,7 @@ class FreeCapacity:
         if placement is None:
             return False
         self.faults.pop(requirements, None)
-        uuids = nodes.uuids[row]
-        assigned: Assignment | None = None
-        if uuids:
-            assigned = {
-                container: tuple((uuids[card], units) for card, units in shares)
-                for container, shares in placement.containers
-            }
-        self.state.assume(uid, nodes.names[row], assigned, now)
+        self.state.assume(uid, nodes.names[row], placement.name_cards(nodes.uuids[row]), now)
         return True
 
     def _choose_cards(self, uid: str, requirements: PodRequirements, row: int) -> Placement | None:
