@@ -12,6 +12,9 @@ BATCH_SCHEDULER = "gpupack-batch"
 # Namespace of an installation, unless it says otherwise.
 SYSTEM_NAMESPACE = "gpupack-system"
 
+# Service of `gpupack queue` in that namespace, which leads to its leader.
+QUEUE_SERVICE = "gpupack-queue"
+
 # What containers ask for. The admission policies take any resource under GPU_PREFIX for a wish for a card.
 GPU_PREFIX = f"{DOMAIN}/gpu-"
 RESOURCE_PREFIX = f"{GPU_PREFIX}memory-"

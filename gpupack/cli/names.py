@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from allocator.names import SYSTEM_NAMESPACE
+from allocator.names import QUEUE_SERVICE, SYSTEM_NAMESPACE
 from kubeapi.paths import NODES_PATH, make_collection_path
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def complete_queues(context: click.Context, _param: click.Parameter, incomplete:
                 options.get("kubeconfig"),
                 options.get("context"),
                 options.get("namespace") or SYSTEM_NAMESPACE,
-                options.get("service") or "gpupack-queue",
+                options.get("service") or QUEUE_SERVICE,
             )
         return [queue.name for queue in queuestatus.read(raw).queues]
 

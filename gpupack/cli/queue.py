@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from allocator.names import DEFAULT_NODE_POLICY, SYSTEM_NAMESPACE
+from allocator.names import DEFAULT_NODE_POLICY, QUEUE_SERVICE, SYSTEM_NAMESPACE
 from allocator.texts import count_of
 from gpupack.cli.common import (
     FAILED,
@@ -109,7 +109,7 @@ def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
 @click.option(
     "-n", "--namespace", default=SYSTEM_NAMESPACE, show_default=True, help="Of the queue's Service."
 )
-@click.option("--service", default="gpupack-queue", show_default=True, help="The queue's Service.")
+@click.option("--service", default=QUEUE_SERVICE, show_default=True, help="The queue's Service.")
 @click.option("--url", metavar="URL", help="Ask the queue itself there, such as http://127.0.0.1:8914.")
 @cluster_options
 @version_option

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allocator.names import SYSTEM_NAMESPACE
+from allocator.names import QUEUE_SERVICE, SYSTEM_NAMESPACE
 from gpupack.cli.cluster_source import exit_with_refusal
 from gpupack.cli.common import (
     cluster_options,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--queue-service",
     metavar="NAMESPACE/NAME",
-    default=f"{SYSTEM_NAMESPACE}/gpupack-queue",
+    default=f"{SYSTEM_NAMESPACE}/{QUEUE_SERVICE}",
     show_default=True,
     help="The queue's Service.",
 )

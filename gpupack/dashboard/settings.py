@@ -4,7 +4,7 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-from allocator.names import SYSTEM_NAMESPACE
+from allocator.names import QUEUE_SERVICE, SYSTEM_NAMESPACE
 from gpupack.errors import InputError
 from kubeapi.addresses import HttpAddress, find_address_faults
 from kubeapi.names import LABEL, is_label
@@ -40,7 +40,7 @@ class Settings(HttpAddress):
         None, metavar="URL", help="Of `gpupack queue`; default: through the API server."
     )
     queue_namespace: str = option(SYSTEM_NAMESPACE, help="Of the queue's Service.")
-    queue_service: str = "gpupack-queue"
+    queue_service: str = QUEUE_SERVICE
     daemon_port: int | None = option(
         None,
         metavar="PORT",

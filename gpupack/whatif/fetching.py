@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from allocator.names import SYSTEM_NAMESPACE
+from allocator.names import QUEUE_SERVICE, SYSTEM_NAMESPACE
 from gpupack.encodings import read_input
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect, list_all, list_claims
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 DEFAULT: Final = "default"
-_QUEUE: Final = SYSTEM_NAMESPACE, "gpupack-queue"
+_QUEUE: Final = SYSTEM_NAMESPACE, QUEUE_SERVICE
 
 
 @dataclass(frozen=True, slots=True)
