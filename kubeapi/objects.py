@@ -18,6 +18,8 @@ MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 
 SCHEDULED: Final = "PodScheduled"
 """The only condition of a pod that is not the kubelet's."""
+SCHEDULING_GATED: Final = "SchedulingGated"
+"""Reason with which the API server creates a pod that has gates; it stays until a scheduler tries the pod."""
 TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 
 ResourceList = dict[str, str | int]
@@ -339,7 +341,34 @@ class PodExtendedResourceClaimStatus(KubeStruct):
     request_mappings: list[ContainerExtendedResourceRequest] | None = None
 
 
-class PodStatus(ConditionedStatus):
+class PodConditions(ConditionedStatus):
+    """The conditions of a pod, and what they say of its scheduling."""
+
+    @property
+    def scheduled(self) -> Condition | None:
+        """The condition PodScheduled, which for a pod that had gates may be the API server's."""
+        return self.get_condition(SCHEDULED)
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether a scheduler has said anything of the pod."""
+        found = self.scheduled
+        return found is not None and found.reason != SCHEDULING_GATED
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether a scheduler says that it could not place the pod, for want of room or for an error."""
+        found = self.scheduled
+        return found is not None and found.status == "False" and self.was_tried
+
+    @property
+    def is_unschedulable(self) -> bool:
+        """Whether its condition says so, by which a cluster autoscaler counts it."""
+        found = self.scheduled
+        return found is not None and found.status == "False" and found.reason == "Unschedulable"
+
+
+class PodStatus(PodConditions):
     """`status` of a pod.
 
     Attributes:
@@ -360,17 +389,6 @@ class PodStatus(ConditionedStatus):
     resources: ResourceRequests | None = None
     resource_claim_statuses: list[PodResourceClaim] | None = None
     extended_resource_claim_status: PodExtendedResourceClaimStatus | None = None
-
-    @property
-    def scheduled(self) -> Condition | None:
-        """The condition PodScheduled; None before a scheduler has said anything."""
-        return self.get_condition(SCHEDULED)
-
-    @property
-    def is_unschedulable(self) -> bool:
-        """Whether its condition says so, by which a cluster autoscaler counts it."""
-        found = self.scheduled
-        return found is not None and found.status == "False" and found.reason == "Unschedulable"
 
     def list_containers(self) -> Iterator[ContainerStatus]:
         yield from self.init_container_statuses or ()

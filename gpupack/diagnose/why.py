@@ -100,8 +100,8 @@ class _PodExplainer:
             self._problem = str(error)
         self._gates, self._is_batch = list_gates(pod), is_of_batch_mode(pod)
         condition = pod.status.scheduled
-        refused = condition is not None and condition.status == "False"
-        self._scheduler_message = condition.message or condition.reason if condition and refused else ""
+        refused = condition if pod.status.was_refused else None
+        self._scheduler_message = refused.message or refused.reason if refused is not None else ""
 
     def _make_answer(self, state: State, text: str, **more: object) -> PodExplanation:
         meta = self._pod.metadata

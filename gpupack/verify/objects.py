@@ -6,7 +6,7 @@ import msgspec
 
 from allocator.names import POD_GPU_UUID
 from gpupack.verify.target import Target
-from kubeapi.objects import TERMINAL_PHASES, ConditionedStatus, KubeObject, KubeStruct, PodSpec
+from kubeapi.objects import TERMINAL_PHASES, KubeObject, KubeStruct, PodConditions, PodSpec
 
 RUN_LABEL: Final = "app.kubernetes.io/instance"
 """Label of the namespace; its value tells the run that created it."""
@@ -93,7 +93,7 @@ class _ContainerStatus(KubeStruct):
     state: _State = msgspec.field(default_factory=_State)
 
 
-class _TriedStatus(ConditionedStatus):
+class _TriedStatus(PodConditions):
     phase: str = ""
     reason: str = ""
     message: str = ""
@@ -135,8 +135,8 @@ class TriedPod(KubeObject):
     @property
     def refusal(self) -> str:
         """What a scheduler says to it that finds no place; empty for nothing."""
-        found = self.status.get_condition("PodScheduled")
-        return found.message if found is not None and found.reason == "Unschedulable" else ""
+        found = self.status.scheduled
+        return found.message if found is not None and self.status.is_unschedulable else ""
 
     def describe(self) -> str:
         """Say how far it is."""
@@ -147,8 +147,8 @@ class TriedPod(KubeObject):
             return f"it waits at the scheduling gate {', '.join(gates)}"
         if self.refusal:
             return f"no node takes it: {self.refusal}"
-        scheduled = status.get_condition("PodScheduled")
-        if scheduled is None:
+        scheduled = status.scheduled
+        if scheduled is None or not status.was_tried:
             return "no scheduler has said anything of it"
         if not scheduled.is_true:
             return f"its scheduler cannot place it: {scheduled.reason} {scheduled.message}"

@@ -197,6 +197,4 @@ class RefusedPodRetrier:
 def _was_refused(body: bytes) -> bool:
     """Tell whether kube-scheduler has refused a pod; of a pod of batch mode the queue writes so."""
     pod = decode_answer(body, decode_pod, "a Pod")
-    condition = pod.status.scheduled
-    is_refused = condition is not None and condition.status == "False"
-    return is_refused and pod.spec.scheduler_name != BATCH_SCHEDULER
+    return pod.status.was_refused and pod.spec.scheduler_name != BATCH_SCHEDULER

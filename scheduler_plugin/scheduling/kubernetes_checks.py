@@ -124,7 +124,7 @@ class KubernetesChecks:
         if pod.has_ended:
             return
         scheduler = pod.spec.scheduler_name
-        at_work = _was_tried(pod) or (pod.spec.node_name and before is not None and not before.node)
+        at_work = pod.status.was_refused or (pod.spec.node_name and before is not None and not before.node)
         if at_work and scheduler not in self._schedulers:
             self._schedulers.add(scheduler)
             self._untried_order = None
@@ -312,10 +312,4 @@ class KubernetesChecks:
 
 def _is_untried(pod: Pod) -> bool:
     """Return True if a pod is of another scheduler, which has not reported on it yet."""
-    return pod.spec.scheduler_name != BATCH_SCHEDULER and pod.status.scheduled is None
-
-
-def _was_tried(pod: Pod) -> bool:
-    """Return True if a scheduler has reported that it found no node for a pod."""
-    condition = pod.status.scheduled
-    return condition is not None and condition.reason == "Unschedulable"
+    return pod.spec.scheduler_name != BATCH_SCHEDULER and not pod.status.was_tried

@@ -285,6 +285,16 @@ def test_a_control_sequence_in_a_message_does_not_reach_the_terminal():
     assert "\x1b" not in result.output
 
 
+def test_the_message_of_a_gate_that_is_gone_is_not_the_schedulers():
+    def release(pod):
+        gated = {"status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked"}
+        pod["status"]["conditions"] = [{"type": "PodScheduled", **gated}]
+
+    result = run("why", "inference", "-n", "team-a", text=EXAMPLE.changed(inference=release).text)
+
+    assert "kube-scheduler says:" not in result.output
+
+
 def test_the_keys_that_scripts_rely_on():
     told = json.loads(run("why", "inference", "-n", "team-a", "-o", "json").output)
     assert {"pod", "state", "nodes", "ways_out"} <= told.keys()

@@ -59,6 +59,7 @@ def test_what_a_pod_without_anything_is() -> None:
     assert (bare.priority, bare.gates, bare.is_gated, bare.is_mirror) == (0, [], False, False)
     assert (bare.metadata.is_terminating, bare.metadata.created_at, bare.metadata.version) == (False, 0.0, 0)
     assert bare.status.scheduled is None
+    assert (bare.status.was_tried, bare.status.was_refused) == (False, False)
     assert not bare.status.is_unschedulable
     assert (bare.metadata.get_label("x"), bare.metadata.get_annotation("x")) == (None, None)
     assert (bare.spec.node_terms, bare.spec.all_containers) == (None, ())
@@ -99,16 +100,19 @@ def test_what_a_pod_says_of_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("condition", "unschedulable"),
+    ("condition", "tried", "refused", "unschedulable"),
     [
-        ({"status": "False", "reason": "Unschedulable"}, True),
-        ({"status": "False", "reason": "SchedulingGated"}, False),
-        ({"status": "True", "reason": "Unschedulable"}, False),
+        ({"status": "False", "reason": "Unschedulable"}, True, True, True),
+        ({"status": "False", "reason": "SchedulerError"}, True, True, False),
+        ({"status": "False", "reason": "SchedulingGated"}, False, False, False),
+        ({"status": "True", "reason": "Unschedulable"}, True, False, False),
     ],
 )
-def test_a_pod_is_unschedulable(condition, unschedulable) -> None:
+def test_what_its_condition_says_of_a_pods_scheduling(condition, tried, refused, unschedulable) -> None:
+    """The API server writes SchedulingGated when a pod is created; it outlives the gate."""
     found = scheduled(**condition)
     assert found.status.scheduled is not None
+    assert (found.status.was_tried, found.status.was_refused) == (tried, refused)
     assert found.status.is_unschedulable is unschedulable
     assert found.status.scheduled.is_true is (condition["status"] == "True")
 

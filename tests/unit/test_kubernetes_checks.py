@@ -21,6 +21,7 @@ from tests.cluster_builders import container, node_object, pod_object
 
 READY = [{"type": "Ready", "status": "True"}]
 TRIED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+JUST_RELEASED = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
 
 
 class World:
@@ -284,6 +285,11 @@ FIVE_SMALL = [container(f"c{number}", 1, cpu="1m", memory="1Mi") for number in r
         (1, {"spec": {"priority": 1, "schedulingGates": [{"name": "g"}]}}, ""),
         (1, {"spec": {"priority": 1, "nodeSelector": {"a": "b"}}}, ""),
         (1, {"spec": {"priority": 1}, "status": {"conditions": TRIED}}, ""),
+        (
+            1,
+            {"spec": {"priority": 1}, "status": {"conditions": JUST_RELEASED}},
+            "a pod of larger priority waits for the node",
+        ),
         (1, {"spec": {"priority": 1}, "scheduler": BATCH_SCHEDULER}, ""),
         # By the rule of filter: each of five has a card, and all have none together; and no card is a T4.
         (1, {"spec": {"priority": 1}, "containers": FIVE_CARDS}, ""),

@@ -38,12 +38,13 @@ class Api(ApiRequests):
         self.error: KubeApiError | None = None
         self.meanwhile: Callable[[], None] = lambda: None
         self.scheduled = "False"
+        self.reason = "Unschedulable"
         self.scheduler = "gpupack-scheduler"
 
     def answer(self, verb: str, path: str, body: Any) -> Any:
         assert path.startswith("/api/v1/namespaces/default/pods/")
         if verb == "get":
-            condition = {"type": "PodScheduled", "status": self.scheduled}
+            condition = {"type": "PodScheduled", "status": self.scheduled, "reason": self.reason}
             return {
                 "spec": {"schedulerName": self.scheduler},
                 "status": {"conditions": [condition] if self.scheduled else None},
@@ -224,10 +225,13 @@ async def test_a_pod_that_is_being_deleted_is_not_tried_again(setup: Setup, was_
         assert await setup.look() == []
 
 
-async def test_a_predecessor_did_not_refuse_a_pod_that_does_not_say_so(setup: Setup) -> None:
+@pytest.mark.parametrize(("scheduled", "reason"), [("", ""), ("False", "SchedulingGated")])
+async def test_a_predecessor_did_not_refuse_a_pod_that_does_not_say_so(
+    setup: Setup, scheduled: str, reason: str
+) -> None:
     setup.world.state.apply_pod(pod("p", 8, version=50), 0)
     setup.use(0)
-    setup.api.scheduled = ""
+    setup.api.scheduled, setup.api.reason = scheduled, reason
     for _ in range(3):
         assert await setup.look() == []
 

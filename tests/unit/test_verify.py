@@ -269,7 +269,15 @@ def waiting(reason: str) -> dict[str, Any]:
 
 UNSCHEDULABLE = {
     "phase": "Pending",
-    "conditions": [{"type": "PodScheduled", "reason": "Unschedulable", "message": "0/1 nodes"}],
+    "conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    ],
+}
+
+
+JUST_RELEASED = {
+    "phase": "Pending",
+    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}],
 }
 
 
@@ -300,6 +308,7 @@ NO_EXTENDER = {
             v.SHARED, "refuted", "it has ended: UnexpectedAdmissionError m", id="refused-by-the-kubelet",
         ),
         pytest.param(having(status={"phase": "Pending"}), v.SHARED, "refuted", "no scheduler", id="unseen"),
+        pytest.param(having(status=JUST_RELEASED), v.SHARED, "refuted", "no scheduler", id="just-released"),
         pytest.param(having(status=NO_EXTENDER), v.SHARED, "refuted", "SchedulerError Post", id="mute"),
         pytest.param(having(status=UNSCHEDULABLE), v.SHARED, "refuted", "0/1 nodes", id="no-room"),
         pytest.param(forgetting("limits"), v.WAITS, "refuted", "45 units", id="too-large-runs"),
