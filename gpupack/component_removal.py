@@ -24,7 +24,7 @@ from gpupack.uninstall import (
     find_kept_marks,
 )
 from kubeapi.client import KubeClient
-from kubeapi.errors import NotFound
+from kubeapi.errors import Conflict, NotFound
 from kubeapi.objects import KubeObject, WritableNode
 from kubeapi.paths import STRATEGIC_PATCH, make_pod_path, quote_segment
 from scheduler_plugin.cache.pods import is_held_by_queue
@@ -158,12 +158,18 @@ class ComponentRemover:
         """Let a pod go that waits in a queue."""
         if not self._dry_run:
             patch = {
-                "metadata": {"annotations": {POD_REQUEUED: None}},
+                "metadata": {"uid": pod.metadata.uid, "annotations": {POD_REQUEUED: None}},
                 "spec": {"schedulingGates": [{"$patch": "delete", "name": QUEUE_GATE}]},
             }
-            with suppress(NotFound):
-                path = make_pod_path(pod.metadata.namespace, pod.metadata.name)
-                await self._client.patch(path, patch, STRATEGIC_PATCH)
+            path = make_pod_path(pod.metadata.namespace, pod.metadata.name)
+            try:
+                with suppress(NotFound):
+                    await self._client.patch(path, patch, STRATEGIC_PATCH)
+            except Conflict as error:
+                if error.cause != "uid":
+                    raise
+                why = "another pod has its name meanwhile; run the command again"
+                return CleanOutcome(f"pod {pod.full_name}", why=why)
         return CleanOutcome(f"pod {pod.full_name}", "what made it wait in its queue")
 
 

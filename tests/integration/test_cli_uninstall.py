@@ -339,6 +339,28 @@ async def test_without_the_queue_pods_wait_no_more_and_those_of_batch_mode_are_n
     assert await uninstall("--component=queue") == (0, ["Nothing is left of queue."], [])
 
 
+async def test_a_pod_of_the_queue_that_was_made_anew_meanwhile_is_not_let_go(api, uninstall):
+    gated = {"schedulingGates": [{"name": GATE}]}
+    add_pod(api, "gated", spec=gated)
+
+    async def intercept(request):
+        if request.method == "PATCH" and not intercepted:
+            intercepted.append(request.path)
+            api.delete_pod("team", "gated")
+            add_pod(api, "gated", spec=gated)
+
+    intercepted: list[str] = []
+    api.http.intercept = intercept
+    assert await uninstall("--component=queue") == (
+        1,
+        ["pod team/gated stays as it is: another pod has its name meanwhile; run the command again"],
+        [],
+    )
+    assert api.pod("team", "gated")["spec"]["schedulingGates"] == [{"name": GATE}]
+    assert (await uninstall("--component=queue"))[0] == 0
+    assert "schedulingGates" not in api.pod("team", "gated")["spec"]
+
+
 async def test_a_placeholder_that_somebody_bound_holds_cards_like_any_pod(api, uninstall):
     add_node(api, "n1")
     spec = {"schedulerName": "gpupack-placeholder"}
