@@ -12,21 +12,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from deviceplugin.allocation.inventory import cards_in_units, check_units
 from deviceplugin.card_source import make_source
-from deviceplugin.dra.serving import find_obstacles, find_server_obstacles
+from deviceplugin.dra.serving import check_no_claims, find_obstacles, find_server_obstacles
 from deviceplugin.enforcement.cgroup_watch import describe_watch_problem
 from deviceplugin.enforcement.enforcer import BLIND_RESCAN_S
-from deviceplugin.enforcement.limit_capability import NO_LIMITS, SWITCHED_OFF
-from deviceplugin.errors import CheckpointError, DevicePluginError, ProfileError, is_gone
+from deviceplugin.enforcement.limit_capability import ask_supports
+from deviceplugin.errors import CheckpointError, DeviceListError, DevicePluginError, ProfileError, is_gone
 from deviceplugin.gpus.api.check_finding import CheckFinding, Verdict
 from deviceplugin.gpus.api.memory_limits import LimitSupport
 from deviceplugin.gpus.api.mps import MpsControl
 from deviceplugin.gpus.api.provider import RunProgram
-from deviceplugin.gpus.api.source import GpuSource
-from deviceplugin.host.cgroups import PodCgroups, find_pod_parents, in_host_pid_namespace
+from deviceplugin.gpus.api.source import GpuCard, GpuSource
+from deviceplugin.host.cgroups import PodCgroups, find_host_pod_parents, in_host_pid_namespace
 from deviceplugin.host.inotify import probe_watch
 from deviceplugin.kubelet.checkpoint import CheckpointReader
-from deviceplugin.option_values import DRA, MPS, OFF, REQUIRE
+from deviceplugin.option_values import DEVICE_PLUGIN, DRA, MPS, REQUIRE
 from deviceplugin.settings import Settings
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, KubeApiError
@@ -54,7 +55,7 @@ def check_node(settings: Settings, run: RunProgram | None = None) -> list[CheckF
         *_kernel(settings),
         *_toolkit(settings, run or _run),
         *_kubelet(settings),
-        _claims(settings),
+        *_claims(settings),
     ]
 
 
@@ -73,24 +74,31 @@ def _cards(settings: Settings) -> Iterator[CheckFinding]:
         return
     try:
         yield from _driver(source, settings)
-        for card in source.cards():
-            if card.error is not None:
-                yield CheckFinding(f"card {card.uuid}", "less", card.error, "not offered")
-                continue
-            units = card.schedulable_mib // settings.unit_mib
-            found = f"{card.model}, {card.schedulable_mib} MiB for pods"
-            if card.memory_node is not None and units:
-                found += f", NUMA node {card.memory_node} of the system"
-                yield CheckFinding(f"card {card.uuid}", "less", found, f"{units} units; {NUMA_MEMORY}")
-                continue
-            yield CheckFinding(f"card {card.uuid}", "ok" if units else "bad", found, f"{units} units")
+        gpus = tuple(source.cards())
+        for gpu, card in zip(gpus, cards_in_units(gpus, settings.unit_mib), strict=True):
+            yield _card(gpu, card.size_units)
+        try:
+            check_units(gpus, settings.unit_mib)
+        except DeviceListError as error:
+            yield CheckFinding("list of devices", "bad", str(error), "no daemon starts")
         for support, uuids in _supports(source, settings).items():
             yield _limits(support, uuids, settings)
         control = settings.provider.make_mps_control(settings.mps_root)
         if settings.sharing == MPS and control is not None:
-            yield _mps([card.uuid for card in source.cards()], control, settings.mps_root)
+            yield _mps([gpu.uuid for gpu in gpus], control, settings.mps_root)
     finally:
         source.close()
+
+
+def _card(gpu: GpuCard, units: int) -> CheckFinding:
+    what = f"card {gpu.uuid}"
+    if gpu.error is not None:
+        return CheckFinding(what, "less", gpu.error, "not offered")
+    found = f"{gpu.model}, {gpu.schedulable_mib} MiB for pods"
+    if gpu.memory_node is not None and units:
+        found += f", NUMA node {gpu.memory_node} of the system"
+        return CheckFinding(what, "less", found, f"{units} units; {NUMA_MEMORY}")
+    return CheckFinding(what, "ok" if units else "less", found, f"{units} units")
 
 
 def _driver(source: GpuSource, settings: Settings) -> Iterator[CheckFinding]:
@@ -101,13 +109,10 @@ def _driver(source: GpuSource, settings: Settings) -> Iterator[CheckFinding]:
 
 
 def _supports(source: GpuSource, settings: Settings) -> dict[LimitSupport, list[str]]:
+    uuids = [card.uuid for card in source.cards()]
     found: dict[LimitSupport, list[str]] = {}
-    for card in source.cards():
-        if settings.memory_limits == OFF:
-            support = SWITCHED_OFF
-        else:
-            support = source.limits.support(card.uuid) if source.limits is not None else NO_LIMITS
-        found.setdefault(support, []).append(card.uuid)
+    for uuid, support in ask_supports(source.limits, settings.memory_limits, uuids).items():
+        found.setdefault(support, []).append(uuid)
     return found
 
 
@@ -154,14 +159,12 @@ def _cgroups(settings: Settings) -> Iterator[CheckFinding]:
         uses = "limits by the kernel" if dmem else "limits inside the driver; the kernel has it from 6.14 on"
         yield CheckFinding("dmem controller", "ok", "there" if dmem else "none", uses)
     try:
-        parents = list(find_pod_parents(root))
+        parents = find_host_pod_parents(root)
     except OSError as error:
         yield CheckFinding("pods' cgroups", "bad", str(error), "no charge of a pod would end")
         return
     if not parents:
-        yield CheckFinding(
-            "pods' cgroups", "less", "no kubepods folder", "none yet, or the host's cgroups are not here"
-        )
+        yield CheckFinding("pods' cgroups", "less", "no kubepods folder", "none yet")
     for parent in parents:
         driver = "systemd" if parent.name.endswith(".slice") else "cgroupfs"
         yield CheckFinding("pods' cgroups", "ok", f"{parent}, named by {driver}")
@@ -243,22 +246,30 @@ def _kubelet(settings: Settings) -> Iterator[CheckFinding]:
         yield CheckFinding("kubelet's PodResources", "less", f"no socket {socket}", lost)
 
 
-def _claims(settings: Settings) -> CheckFinding:
-    what, obstacles = "claims (--serve dra)", find_obstacles(settings, PodCgroups(settings.cgroup_root))
-    unknown = ""
+def _claims(settings: Settings) -> Iterator[CheckFinding]:
+    cgroups = PodCgroups(settings.cgroup_root)
+    if settings.serve == DEVICE_PLUGIN:
+        try:
+            check_no_claims(settings, cgroups)
+        except (DevicePluginError, OSError) as error:
+            yield CheckFinding("prepared claims", "bad", str(error), "no daemon starts")
+    what, obstacles, unknown = "claims (--serve dra)", find_obstacles(settings, cgroups), ""
     if settings.serve == DRA:
         try:
             obstacles += asyncio.run(_find_server_obstacles(settings))
         except (KubeApiError, *UNREADABLE) as error:
             unknown = f"what the API server can do is not known: {error}"
+    uses = "served with --serve dra, from Kubernetes 1.36 on"
     if obstacles:
         verdict: Verdict = "bad" if settings.serve == DRA else "less"
-        return CheckFinding(what, verdict, "; ".join(obstacles), "not served")
-    uses = "served with --serve dra, from Kubernetes 1.36 on"
-    if unknown:
-        return CheckFinding(what, "less", unknown, uses)
-    where = f"sockets in {settings.kubelet_dir / 'plugins_registry'}, CDI files in {settings.cdi_dirs[-1]}"
-    return CheckFinding(what, "ok", where, uses)
+        yield CheckFinding(what, verdict, "; ".join(obstacles), "not served")
+    elif unknown:
+        yield CheckFinding(what, "less", unknown, uses)
+    else:
+        where = (
+            f"sockets in {settings.kubelet_dir / 'plugins_registry'}, CDI files in {settings.cdi_dirs[-1]}"
+        )
+        yield CheckFinding(what, "ok", where, uses)
 
 
 async def _find_server_obstacles(settings: Settings) -> list[str]:

@@ -71,7 +71,7 @@ class LimitCapability:
 
     async def probe_cards(self) -> None:
         """Ask the driver about every card, and log what is new."""
-        found = await self._thread.call(self._ask_driver)
+        found = await self._thread.call(lambda: ask_supports(self.driver, self._mode, self._cards))
         # The cards may have changed meanwhile.
         before, self._found = self._found, {**self._found, **found}
         self._found = {uuid: self._found[uuid] for uuid in self._cards}
@@ -98,13 +98,6 @@ class LimitCapability:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self.probe_cards())
 
-    def _ask_driver(self) -> dict[str, LimitSupport]:
-        if self._mode == OFF:
-            return dict.fromkeys(self._cards, SWITCHED_OFF)
-        if self.driver is None:
-            return dict.fromkeys(self._cards, NO_LIMITS)
-        return {uuid: _answer(self.driver, uuid) for uuid in list(self._cards)}
-
     def _withhold(self) -> None:
         if self._mode == REQUIRE:
             supports = {uuid: self.get_support(uuid) for uuid in self._cards}
@@ -130,6 +123,19 @@ class LimitCapability:
 
 def _why_not_offered(support: LimitSupport) -> str:
     return f"--memory-limits require, and {support}"
+
+
+def ask_supports(driver: MemoryLimits | None, mode: str, uuids: Sequence[str]) -> dict[str, LimitSupport]:
+    """Ask the driver on which cards it sets limits. Blocking.
+
+    Args:
+        mode: what `--memory-limits` says.
+    """
+    if mode == OFF:
+        return dict.fromkeys(uuids, SWITCHED_OFF)
+    if driver is None:
+        return dict.fromkeys(uuids, NO_LIMITS)
+    return {uuid: _answer(driver, uuid) for uuid in uuids}
 
 
 def _answer(driver: MemoryLimits, uuid: str) -> LimitSupport:

@@ -113,11 +113,7 @@ class PodCgroups:
         if not uids:
             return CgroupProbe()
         try:
-            self._root.stat()  # without it no pod has a cgroup, whatever runs
-            parents = list(find_pod_parents(self._root))
-            if not parents and _is_not_the_hosts(self._root):
-                why = f"{self._root} has no kubepods folder and is not the host's: mount that there"
-                return CgroupProbe(unknown=frozenset(uids), problem=why)
+            parents = find_host_pod_parents(self._root)
         except OSError as error:
             return CgroupProbe(unknown=frozenset(uids), problem=str(error))
         alive, unknown, problem = set(), set(), None
@@ -129,6 +125,19 @@ class PodCgroups:
                 unknown.add(uid)
                 problem = problem or str(error)
         return CgroupProbe(frozenset(alive), frozenset(unknown), problem)
+
+
+def find_host_pod_parents(root: Path) -> list[Path]:
+    """Find the directories that hold pods; empty if the host's cgroups are there and no pod has one.
+
+    Raises:
+        OSError: a directory cannot be read, or the host's cgroups are not there.
+    """
+    root.stat()  # without it no pod has a cgroup, whatever runs
+    parents = list(find_pod_parents(root))
+    if not parents and _is_not_the_hosts(root):
+        raise OSError(f"{root} has no kubepods folder and is not the host's: mount that there")
+    return parents
 
 
 def _is_not_the_hosts(root: Path) -> bool:

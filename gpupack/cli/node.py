@@ -59,6 +59,8 @@ from gpupack.terminal import wants_colour
 def node(**options: Any) -> None:
     from gpupack.logs import configure
 
+    # First: it loads structlog without what a daemon has no use for.
+    configure(options["log_level"], options["log_format"])
     only_check, output = options.pop("check"), options.pop("output")
     proof = {name: options.pop(f"prove{name}") for name in ("", "_busy", "_mig")}
     if proof[""] and not only_check:
@@ -69,8 +71,6 @@ def node(**options: Any) -> None:
         _check(options, output, proof)
     if options["node_name"] is None:
         raise click.MissingParameter(param_hint="'--node-name'", param_type="option")
-    # First: it loads structlog without what a daemon has no use for.
-    configure(options["log_level"], options["log_format"])
 
     from deviceplugin.app import run
     from deviceplugin.errors import DevicePluginError

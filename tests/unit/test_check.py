@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from deviceplugin.check import can_serve, check_node, has_capability
+from deviceplugin.dra.prepared_claims import FOLDER
+from deviceplugin.dra.registration import plugin_folder
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.check_finding import CheckFinding
 from deviceplugin.gpus.api.memory_limits import LimitSupport
@@ -93,7 +95,10 @@ def test_a_node_that_has_everything(settings: Settings) -> None:
         ({"kubelet_dir": Path("/none")}, "kubelet's PodResources", "less", "no socket /none"),
         ({"container_logs": Path("/none")}, "container logs", "less", "no /none"),
         ({"cgroup_root": Path("/none")}, "cgroups", "less", "nothing at /none"),
-        ({"unit_mib": 20_000}, "card GPU-00000074-0000-4000-8000-000000000000", "bad", "Tesla T4"),
+        ({"cgroup_root": Path("/none")}, "pods' cgroups", "bad", "No such file or directory: '/none'"),
+        ({"unit_mib": 20_000}, "card GPU-00000074-0000-4000-8000-000000000000", "less", "Tesla T4"),
+        ({"unit_mib": 20_000}, "list of devices", "bad", "units of up to 14"),
+        ({"unit_mib": 1, "profile": "8xh200"}, "list of devices", "bad", "a kubelet takes 4194304"),
     ],
 )
 def test_what_is_missing(
@@ -101,6 +106,15 @@ def test_what_is_missing(
 ) -> None:
     finding = found(changed(settings, **change))[what]
     assert (finding.verdict, says in finding.found) == (verdict, True)
+
+
+def test_a_card_below_one_unit_beside_larger_ones_keeps_no_daemon_from_serving(settings: Settings) -> None:
+    """The daemon refuses a unit only if no card holds one."""
+    findings = found(changed(settings, profile="mixed", unit_mib=20_000))
+    cards = [each for what, each in findings.items() if what.startswith("card ")]
+    assert {each.verdict for each in cards} == {"ok", "less"}
+    assert {each.uses == "0 units" for each in cards if each.verdict == "less"} == {True}
+    assert "list of devices" not in findings
 
 
 def test_watches_that_are_used_up(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +181,16 @@ def test_folders_of_cgroups_that_cannot_be_read(settings: Settings, monkeypatch:
     assert "Permission denied" in finding.found
 
 
+@pytest.mark.parametrize(("own", "verdict"), [(True, "bad"), (False, "less")])
+def test_cgroups_of_the_container_itself(settings: Settings, own: bool, verdict: str) -> None:
+    """No pod would be found there, so that all seem to run; the host's may have no pods yet."""
+    (settings.cgroup_root / "kubepods.slice").rmdir()
+    if own:
+        (settings.cgroup_root / "cgroup.events").touch()
+    finding = found(settings)["pods' cgroups"]
+    assert (finding.verdict, "no kubepods folder" in finding.found) == (verdict, True)
+
+
 def test_a_driver_that_does_not_start(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: Settings) -> NoReturn:
         raise GpuError("NVML cannot start")
@@ -229,6 +253,21 @@ def test_require_cannot_be_served_where_nothing_holds(settings: Settings, monkey
     finding = found(changed(settings, memory_limits="require"))["memory of 2 cards"]
     assert (finding.verdict, finding.uses) == ("bad", "not offered: --memory-limits require")
     assert found(settings)["memory of 2 cards"].verdict == "less"
+
+
+def test_a_driver_whose_answer_about_limits_fails_does_not_end_the_check(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_self: object, _uuid: str) -> NoReturn:
+        raise ValueError("torn")
+
+    monkeypatch.setattr("deviceplugin.gpus.simulated.memory_limits.SimulatedLimits.support", fails)
+    finding = found(settings)["memory of 2 cards"]
+    assert (finding.verdict, finding.found) == ("less", "the driver's answer failed: ValueError: torn")
+    serve(settings)
+    folders = [f"--device-plugin-dir={settings.device_plugin_dir}", f"--cgroup-root={settings.cgroup_root}"]
+    result = CliRunner().invoke(node, [*CHECK, *folders, "-o", "json"])
+    assert json.loads(result.stdout), "what is logged is on stderr"
 
 
 def _old(_self: object, _uuid: str) -> object:
@@ -317,3 +356,15 @@ def test_claims_are_not_served_beside_devices(settings: Settings) -> None:
     pod.mkdir(parents=True)
     (pod / "cgroup.procs").write_text("1\n")
     assert "drain the node" in found(settings)["claims (--serve dra)"].found
+
+
+@pytest.mark.parametrize(("serve", "verdict"), [("device-plugin", "bad"), ("dra", None)])
+def test_devices_are_not_served_beside_claims(settings: Settings, serve: str, verdict: str | None) -> None:
+    """As the daemon, which would not start."""
+    folder = plugin_folder(settings.kubelet_dir) / FOLDER
+    folder.mkdir(parents=True)
+    (folder / "uid.json").write_text("torn")
+    finding = found(replace(settings, serve=serve)).get("prepared claims")
+    assert (finding and finding.verdict) == verdict
+    (folder / "uid.json").unlink()
+    assert "prepared claims" not in found(replace(settings, serve=serve))
