@@ -5,7 +5,7 @@ its `cordon-reasons`. Anybody may have written them, so loading checks everythin
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Generic, TypeVar
@@ -42,6 +42,7 @@ _Natural = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
 _Units = Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)]
 _Text = Annotated[str, Meta(min_length=1)]
 _Uuid = Annotated[str, Meta(pattern=rf"^(?:{UUID_PATTERN})\Z")]
+_Parent = Annotated[str, Meta(pattern=rf"^(?:{UUID_PATTERN})?\Z")]
 _Links = Annotated[str, Meta(pattern=r"^[0-9a-z]*\Z")]
 _Version = Annotated[str, Meta(pattern=r"^[0-9]{1,20}\Z")]
 _Shares = Annotated[tuple[tuple[_Uuid, _Units], ...], Meta(min_length=1)]
@@ -105,6 +106,7 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             Empty if a daemon of a version without the field wrote the record.
         memory_mode: `numa` where the operating system manages the card's memory; empty if the driver does.
         driver: `detached` while the daemon has let the card's driver go; else empty.
+        parent: UUID of the whole card that this is an instance of; empty for a whole card.
     """
 
     uuid: _Uuid
@@ -117,6 +119,7 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     held: str = ""
     memory_mode: str = ""
     driver: str = ""
+    parent: _Parent = ""
 
 
 class _Allocation(msgspec.Struct, frozen=True, gc=False):
@@ -335,6 +338,15 @@ def load_cordon(text: str) -> frozenset[str]:
                 f"annotation {NODE_CORDON} holds {shown(uuid)}; allowed: a comma list of card UUIDs"
             )
     return uuids
+
+
+def add_instances(cordon: frozenset[str], parents: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Add the instances of cordoned cards to a cordon: an instance is cordoned with its card.
+
+    Args:
+        parents: the UUID of an instance and that of its whole card, each; what has no such card may be there.
+    """
+    return cordon.union(uuid for uuid, parent in parents if parent in cordon)
 
 
 def dump_cordon_reasons(reasons: Mapping[str, str]) -> str:

@@ -4,7 +4,8 @@ Which cards are meant and what the annotations become is decided on plain values
 API server. The Node is read and patched with its resourceVersion, so that two people at once lose nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -58,12 +59,14 @@ class CordonOutcome:
     Attributes:
         index: the driver's number, None for a card that is not there any more.
         pods: how many pods hold memory there and run on.
+        cordoned_with: UUID of the whole card with which an instance stays cordoned; else empty.
     """
 
     uuid: str
     index: int | None
     changed: bool
     pods: int = 0
+    cordoned_with: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,15 @@ def decide_change(node: str, annotations: Mapping[str, str], request: CordonRequ
     after = before | set(named) if request.cordon else before - set(named)
     pods = _pods(annotations, cards)
     indexes = {card.uuid: card.index for card in cards}
+    whole = {card.uuid: card.parent for card in cards if card.parent in after}
     outcomes = tuple(
-        CordonOutcome(uuid, indexes.get(uuid), (uuid in before) != request.cordon, pods.get(uuid, 0))
+        CordonOutcome(
+            uuid,
+            indexes.get(uuid),
+            (uuid in before) != request.cordon,
+            pods[uuid],
+            "" if request.cordon else whole.get(uuid, ""),
+        )
         for uuid in named
     )
     old = _reasons(annotations)
@@ -126,43 +136,43 @@ def _named(
     """Return the UUIDs that a request names, each once; all faults are reported together."""
     if not request.cards:
         return [card.uuid for card in cards] if request.cordon else sorted(before)
-    # A card that has vanished can still be given back.
-    gone = () if request.cordon else tuple(sorted(before.difference(card.uuid for card in cards)))
+    # The whole cards of instances, which are no cards of the node; what has vanished can be given back.
+    others = {card.parent for card in cards if card.parent} | (set() if request.cordon else before)
+    others.difference_update(card.uuid for card in cards)
     named: dict[str, None] = {}
     problems = []
     for text in request.cards:
-        found = _matching(cards, gone, text)
+        found = _matching(cards, others, text)
         if len(found) == 1:
             named[found[0]] = None
             continue
         problem = f"{shown(text)} is {'no card' if not found else f'the name of {len(found)} cards'}"
         problems.append(f"{problem} of node {node}")
     if problems:
-        there = ", ".join([f"{card.index} {card.uuid}" for card in cards] + list(gone))
+        there = ", ".join([f"{card.index} {card.uuid}" for card in cards] + sorted(others))
         raise InputError(
             f"{'; '.join(problems)}; allowed: an index, a UUID or its beginning, of {there or 'none'}"
         )
     return list(named)
 
 
-def _matching(cards: Sequence[CardRecord], gone: Sequence[str], text: str) -> list[str]:
+def _matching(cards: Sequence[CardRecord], others: Collection[str], text: str) -> list[str]:
     if text.isascii() and text.isdigit():
         return [card.uuid for card in cards if card.index == int(text)] if len(text) <= 9 else []  # noqa: PLR2004
-    uuids = [*(card.uuid for card in cards), *gone]
+    uuids = [*(card.uuid for card in cards), *others]
     return [text] if text in uuids else [uuid for uuid in uuids if text and uuid.startswith(text)]
 
 
-def _pods(annotations: Mapping[str, str], cards: Sequence[CardRecord]) -> dict[str, int]:
-    """Count the pods that hold memory on each card, as far as the node publishes that."""
-    counts: dict[str, int] = {}
+def _pods(annotations: Mapping[str, str], cards: Sequence[CardRecord]) -> Counter[str]:
+    """Count the pods that hold memory on each card or its instances, as far as the node publishes that."""
+    counts: Counter[str] = Counter()
     try:
         holds = load_holds(annotations[NODE_HOLDS])
     except (KeyError, PackingError):
         return counts
     for units in holds.units.values():
-        for position in units:
-            if position < len(cards):
-                counts[cards[position].uuid] = counts.get(cards[position].uuid, 0) + 1
+        has = [cards[position] for position in units if position < len(cards)]
+        counts.update({card.uuid for card in has} | {card.parent for card in has})
     return counts
 
 

@@ -54,6 +54,7 @@ def node_object(
     healthy: Sequence[bool] | None = None,
     numa: Sequence[int | None] | None = None,
     uuids: Sequence[str] | None = None,
+    parents: Sequence[str] | None = None,
     unit_mib: int = 1024,
     revision: int = 1,
     inventory: bool = True,
@@ -99,6 +100,7 @@ def node_object(
                         size * unit_mib,
                         numa[card] if numa else None,
                         healthy[card] if healthy else True,
+                        parent=parents[card] if parents else "",
                     )
                     for card, size in enumerate(sizes)
                 ]

@@ -112,6 +112,7 @@ def card_records(
             enforcement(card.uuid).value,
             "" if gpu.memory_node is None else NUMA_MODE,
             driver,
+            gpu.parent or "",
         )
         for card, gpu in zip(cards, gpus, strict=True)
     )

@@ -7,6 +7,7 @@ import structlog
 
 from allocator.errors import shown
 from allocator.names import NODE_CORDON
+from allocator.records import add_instances
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject
 from kubeapi.reflect import Kind, Sink
@@ -19,7 +20,7 @@ class OwnNode(Sink[NodeObject]):
 
     Args:
         tell: called with each fault of the Node's cordon, once.
-        parents: UUID of the whole card by that of its instance; an instance is cordoned with its card.
+        parents: UUID of the whole card by that of its instance.
 
     Attributes:
         unknown_cordoned: UUIDs of the Node's cordon that are no card of this node, sorted.
@@ -80,8 +81,7 @@ class OwnNode(Sink[NodeObject]):
             self._cordon_is_wrong(f"{problem}; the cards stay as they were")
             return
         parents = self._parents()
-        instances = {uuid for uuid, parent in parents.items() if parent in cordoned}
-        self._account.ledger.set_unavailable("cordoned", cordoned | instances)
+        self._account.ledger.set_unavailable("cordoned", add_instances(cordoned, parents.items()))
         cards = [card.uuid for card in self._account.ledger.installed]
         self.unknown_cordoned = tuple(sorted(cordoned.difference(cards, parents.values())))
         self._cordon_is_wrong(

@@ -92,4 +92,6 @@ def _describe_outcome(node: str, outcome: "CordonOutcome", *, cordon: bool, dry_
         text += (
             f"; {outcome.pods} pod{'' if outcome.pods == 1 else 's'} there run{'s' * (outcome.pods == 1)} on"
         )
+    if outcome.cordoned_with:
+        text += f"; it stays cordoned with its card {outcome.cordoned_with}"
     return text + (" (dry run)" if dry_run else "")

@@ -20,6 +20,7 @@ from allocator.quantity import parse_integer
 from allocator.records import (
     DETACHED,
     Holds,
+    add_instances,
     load_cordon,
     load_cordon_reasons,
     load_holds,
@@ -124,6 +125,7 @@ def _build_cards(
         except PackingError as error:
             problems.append(str(error))
         else:
+            cordoned = add_instances(cordoned, ((record.uuid, record.parent) for record in inventory))
             cards = tuple(
                 CardRow(
                     index=record.index,
@@ -134,7 +136,9 @@ def _build_cards(
                     healthy=record.healthy,
                     cordoned=record.uuid in cordoned,
                     cordon_reason=make_printable(
-                        reasons.get(record.uuid, "") if record.uuid in cordoned else ""
+                        reasons.get(record.uuid) or reasons.get(record.parent, "")
+                        if record.uuid in cordoned
+                        else ""
                     ),
                     held=make_printable(record.held),
                     memory_mode=make_printable(record.memory_mode),

@@ -23,7 +23,15 @@ from allocator.names import (
 )
 from allocator.packing import NodeWords, read_node
 from allocator.quantity import recall_integer
-from allocator.records import CardRecord, Holds, load_cordon, load_holds, load_inventory, read_links
+from allocator.records import (
+    CardRecord,
+    Holds,
+    add_instances,
+    load_cordon,
+    load_holds,
+    load_inventory,
+    read_links,
+)
 from allocator.request import MAX_UNITS
 from kubeapi.objects import Node
 from scheduler_plugin.cache.claim_charges import serves_claims
@@ -157,7 +165,9 @@ def _find_out_of_service(inventory: Sequence[CardRecord], cordon: str | None) ->
     cordoned: frozenset[str] = frozenset()
     if cordon:
         try:
-            cordoned = load_cordon(cordon)
+            cordoned = add_instances(
+                load_cordon(cordon), ((record.uuid, record.parent) for record in inventory)
+            )
         except PackingError:
             cordoned = frozenset()
     return frozenset(

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_CORDON_REASONS, NODE_HOLDS
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
 from gpupack.cli.app import cli, main
-from gpupack.cordon import CordonRequest, decide_change
+from gpupack.cordon import CordonOutcome, CordonRequest, decide_change
 from gpupack.errors import InputError
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object
@@ -194,3 +194,25 @@ def test_an_index_that_several_instances_share_is_no_name():
     cards = [CardRecord(uuid, 0, "MIG 1g.10gb", 9728, 0, True) for uuid in ("MIG-a", "MIG-b")]
     with pytest.raises(InputError, match='"0" is the name of 2 cards'):
         decide_change("n1", {NODE_CARDS: dump_cards(cards)}, CordonRequest(True, ("0",)))
+
+
+INSTANCES = [
+    CardRecord(uuid, 0, "MIG 1g.10gb", 9728, 0, True, parent="GPU-x1") for uuid in ("MIG-a", "MIG-b")
+]
+
+
+def test_a_whole_card_is_cordoned_with_its_instances():
+    holds = dump_holds(Holds(1, frozenset(["u1"]), {"u1": {0: 4, 1: 2}}))
+    notes = {NODE_CARDS: dump_cards(INSTANCES), NODE_HOLDS: holds}
+    wanted = decide_change("n1", notes, CordonRequest(True, ("GPU-x",)))
+    assert wanted.annotations == {NODE_CORDON: "GPU-x1"}
+    assert wanted.outcomes == (CordonOutcome("GPU-x1", None, True, pods=1),)
+
+
+async def test_an_instance_is_not_given_back_without_its_card(api, run):
+    annotations = {NODE_CARDS: dump_cards(INSTANCES), NODE_CORDON: "GPU-x1"}
+    api.patch_node("n1", {"metadata": {"annotations": annotations}})
+    said = "node/n1 card 0 MIG-a already uncordoned; it stays cordoned with its card GPU-x1\n"
+    assert await run("uncordon", "n1", "MIG-a") == (0, said, "")
+    said = "node/n1 card GPU-x1 uncordoned\nnode/n1 card 0 MIG-a already uncordoned\n"
+    assert await run("uncordon", "n1", "GPU-x1", "MIG-a") == (0, said, "")

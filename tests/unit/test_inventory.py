@@ -1,5 +1,7 @@
 """Cards in units, and the units that no kubelet could take."""
 
+from dataclasses import replace
+
 import pytest
 
 from allocator.ids import device_id
@@ -46,6 +48,12 @@ def test_records_describe_cards_as_they_are_now():
         (0, 8000, True),
         (1, 4096, False),
     ]
+
+
+def test_a_record_names_the_card_of_an_instance():
+    gpus = [gpu(0, 8192), replace(gpu(1, 8192), parent="GPU-x")]
+    told = card_records(cards_in_units(gpus, 1024), gpus)
+    assert [record.parent for record in told] == ["", "GPU-x"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 99, 100, 101, 1234])

@@ -35,6 +35,13 @@ def test_a_broken_or_cordoned_card_is_full() -> None:
     assert published.evictable == (0, 8, 0)
 
 
+def test_an_instance_is_cordoned_with_its_card() -> None:
+    """Else preemption ends its pods for room that the node gives to nobody."""
+    made = node("n", (8, 8), (8, 2), parents=("GPU-x", "GPU-y"), cordon="GPU-x")
+    published = read_published(made, 1024)
+    assert (published.used, published.evictable) == ((8, 2), (0, 8))
+
+
 def test_a_cordon_that_cannot_be_read_is_left_to_the_node() -> None:
     assert read_published(node("n", (8,), (1,), cordon="no uuid at all!"), 1024).used == (1,)
 

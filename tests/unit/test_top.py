@@ -57,6 +57,17 @@ def test_cordoned_cards():
     assert row.error is None
 
 
+def test_instances_are_cordoned_with_their_card_for_its_reason():
+    instances = [CardRecord(f"MIG-{at}", 0, "MIG", 9728, 0, True, parent=f"GPU-{at}") for at in "xy"]
+    annotations = {
+        CARDS: dump_cards(instances),
+        "gpupack.io/cordon": "GPU-x",
+        "gpupack.io/cordon-reasons": '{"GPU-x":"ECC","GPU-y":"old"}',
+    }
+    (row,) = build_rows(listed(node("n", [9, 9], [9, 0], annotations)))
+    assert [(card.cordoned, card.cordon_reason) for card in row.cards] == [(True, "ECC"), (False, "")]
+
+
 def test_words_in_capacity_alone_are_shown():
     only = node("n", [44], [4])
     only["status"]["allocatable"] = {"cpu": "8"}
