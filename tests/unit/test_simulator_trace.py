@@ -77,6 +77,17 @@ def test_odd_pods_are_kept_with_one_line(tmp_path, row, message):
     assert message in warnings[0]
 
 
+def test_a_node_and_a_pod_of_several_containers_may_have_more_cards_than_one_container(tmp_path):
+    """`gpupack snapshot` writes such nodes and pods of a cluster."""
+    warnings = []
+    nodes = read_nodes(write(tmp_path, NODE_HEAD + "n,8000,1000,80,T4\n"), warnings.append)
+    row = "p,1,1,80,10,2|2\nq,1,1,130,10,2|2\n"
+    path = write(tmp_path, POD_HEAD.replace("gpu_spec", "gpu_units") + row, "pods.csv")
+    assert [pod.cards for pod in read_pods(path, nodes, warnings.append)] == [80]
+    allowed = "allowed: a whole number from 0 to 128; the pod is left out"
+    assert warnings == [f"{path}:3: num_gpu is '130'; {allowed}"]
+
+
 def test_equal_pods_are_checked_once(tmp_path):
     warnings = []
     row = "p,9000,1,1,10,\n"
@@ -105,7 +116,8 @@ def test_a_pod_of_an_unknown_model_only_is_told_twice(tmp_path):
     [
         (",1,1,1,T4", "sn is empty; allowed: a name; the node is left out"),
         ("n,1,1,1,T4", "sn 'n' is there twice; allowed: a name of its own; the node is left out"),
-        ("m,1,1,-1,T4", "gpu is '-1'; allowed: a whole number from 0 to 64; the node is left out"),
+        ("m,1,1,-1,T4", "gpu is '-1'; allowed: a whole number from 0 to 1023; the node is left out"),
+        ("m,1,1,1024,T4", "gpu is '1024'; allowed: a whole number from 0 to 1023; the node is left out"),
     ],
 )
 def test_bad_nodes_are_left_out(tmp_path, row, message):
