@@ -130,7 +130,8 @@ def list_gang(cluster: Cluster, pod: Pod) -> list[Pod]:
     """List the pods that start, move and end together with a pod, itself among them.
 
     None that has ended, nor one without a node that is being deleted: kube-scheduler leaves it out.
-    `GroupHolds.split_members` goes by records, which a cluster in a unit that no node publishes has none of.
+    `PodRecord.is_counted_in_group` says so of records, which a cluster in a unit that no node publishes has
+    none of.
     """
     key = read_gang_key(pod)
     if key is None:

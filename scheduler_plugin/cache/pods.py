@@ -122,6 +122,11 @@ class PodRecord(msgspec.Struct, frozen=True):
         return not (self.node or self.ended or self.grace_ends_at is not None or self.is_placeholder)
 
     @property
+    def is_counted_in_group(self) -> bool:
+        """Whether kube-scheduler counts it for its PodGroup: it is on a node, or waits for one."""
+        return (bool(self.node) and not self.ended) or self.is_waiting
+
+    @property
     def can_be_scheduled(self) -> bool:
         """Whether its scheduler may take it now: it waits, and not behind a gate, see `is_gated`."""
         return self.is_waiting and not self.is_gated

@@ -162,6 +162,14 @@ async def test_nobody_is_evicted_for_a_gang_that_could_not_start(change: str, na
     assert world.kept == {}
 
 
+async def test_nobody_is_evicted_for_a_gang_one_of_whose_bound_pods_has_another_priority(
+    world: GangWorld,
+) -> None:
+    world.group()
+    world.member(2, 0, containers=[], node="n1", spec={"priority": 11})
+    assert await world.attempt() == []
+
+
 async def test_what_keeps_others_away_and_goes_is_no_hindrance(world: GangWorld) -> None:
     term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "train"}}}
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

@@ -113,6 +113,35 @@ def test_pods_that_the_queue_does_not_hold_count_for_a_group(world: QueueWorld) 
     assert world.admitted() == ["g0"]
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [{}, {"schedulingGates": [{"name": "example.com/held"}]}, {"priority": 7}],
+    ids=["alone", "behind a gate", "of another priority"],
+)
+def test_of_pods_that_are_being_deleted_only_those_on_a_node_count_for_a_group(
+    world: QueueWorld, spec: dict[str, Any]
+) -> None:
+    """A finalizer keeps it, as a Job's does; kube-scheduler counts it no more where it has no node."""
+    world.pod_group("g", 3)
+    members(world, 2)
+    other = world.pod("other", group="g", queue="", gates=(), containers=[{"name": "main"}])
+    world.change(other, spec=spec, metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
+    assert world.admitted() == []
+    assert reasons(world) == {("GangIncomplete", "2 of 3 pods of its gang are ready")}
+    world.change(other, spec={"nodeName": "n1", "priority": 0, "schedulingGates": []})
+    assert sorted(world.admitted()) == ["g0", "g1"]
+
+
+def test_a_pod_that_the_queue_does_not_hold_has_the_priority_of_its_group(world: QueueWorld) -> None:
+    """kube-scheduler compares every pod of the group, and so does `why`."""
+    world.pod_group("g", 3)
+    members(world, 2)
+    world.pod("other", group="g", queue="", gates=(), containers=[{"name": "main"}], spec={"priority": 7})
+    assert world.admitted() == []
+    message = 'PodGroup "g" has priority 0, and a pod of it 7: kube-scheduler starts no such group'
+    assert reasons(world) == {("GangIncomplete", message)}
+
+
 def test_a_group_that_does_not_exist_yet_lets_its_pods_wait(world: QueueWorld) -> None:
     members(world, 2)
     assert world.admitted() == []
