@@ -41,6 +41,18 @@ def test_a_pod_waits_for_compute_and_no_other_pod_waits_with_it() -> None:
     assert world.admitted() == ["second"]
 
 
+def test_memory_is_counted_where_the_pod_may_have_compute() -> None:
+    """A node whose daemon publishes no compute has the memory, and could not take the pod even empty."""
+    world = QueueWorld(old=(16,))
+    world.node("n", (16,), (14,), compute=(10,))
+    ask(world, "p", 60)
+    assert world.admitted() == []
+    assert explain(world) == (
+        "NoRoom",
+        "it needs 4 GiB and 60 percent of compute; the largest free card has 2",
+    )
+
+
 def test_what_no_card_gives_away_is_never_admitted() -> None:
     world = QueueWorld(old=(16,))
     world.pod("p", containers=[container(name, 1, resources={COMPUTE_RESOURCE: "80"}) for name in "xy"])

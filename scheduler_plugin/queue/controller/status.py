@@ -27,7 +27,6 @@ from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
     compute_largest_percent,
     get_usable_units,
-    without_compute,
 )
 
 STAGE_NAMED: Final = 3
@@ -454,8 +453,12 @@ def _explain_no_capacity(queue: Queue, requirements: PodRequirements) -> str:
         if queue.capacity.lacks_sum(requirements, able):
             return f"it needs {need}; {BY_SUM}"
         return f"it needs {need}{BY_RULES} {_describe_other_needs(requirements)} allow: none has that"
-    if requirements.request.asks_compute and filter_nodes(nodes, without_compute(query), usable).any():
-        return f"it needs {need}; cards have the memory free, and others have their compute"
+    if requirements.request.asks_compute:
+        reasons = explain_rejections(nodes, query, usable)
+        if (reasons == FilterReason.COMPUTE_NOT_FREE).any():
+            return f"it needs {need}; {FilterReason.COMPUTE_NOT_FREE.sentence}"
+        # From NO_COMPUTE on, a node is refused whatever is free on its cards.
+        usable = usable[reasons < FilterReason.NO_COMPUTE]
     return _explain_memory(queue, requirements, query, usable)
 
 
