@@ -8,6 +8,7 @@ from typing import Final
 from allocator.claims import ClaimObject
 from allocator.names import COMPUTE_RESOURCE, POD_ALLOCATION
 from allocator.podcards import (
+    ByPosition,
     assigned_units,
     first_assigned_units,
     published_units,
@@ -21,8 +22,9 @@ from deviceplugin.gpus.api.memory_limits import Enforcement
 from gpupack.inventory.records import CardRow, PodRow, Share
 from kubeapi.errors import make_printable
 from kubeapi.objects import Pod
-from scheduler_plugin.cache.charges import Charge, ChargeRules, NodeRecord
+from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
 from scheduler_plugin.cache.claim_charges import AllocatedClaim, read_claim, sum_shares
+from scheduler_plugin.cache.pod_cards import find_compute
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 
 _RULES: Final = ChargeRules()
@@ -85,7 +87,7 @@ def join_pods(
         namespace, name = make_printable(meta.namespace), make_printable(meta.name)
         published = held.pop(meta.uid, None)
         share: Share = "ending" if pod.has_ended else "allocated"
-        units: Mapping[int, int] = published_units(published or {}, node.sizes)
+        units: ByPosition = published_units(published or {}, node.sizes)
         if not units and not pod.has_ended:
             # The node says where the others are, and reading a pod takes long.
             record = read_pod(pod, resource)
@@ -98,7 +100,7 @@ def join_pods(
                     nowhere.append(PodRow(namespace, name, meta.uid, whole, "unknown"))
         use = _read_use(pod)
         compute = by_claims.pop(meta.uid, Counter())
-        compute.update(_compute_of(pod, node, resource) if asks_compute(pod) else {})
+        compute.update(_compute_of(pod, node, resource, units) if asks_compute(pod) else {})
         for position, count in units.items():
             used_mib, by, busy, compute_by = use.get(cards[position].uuid or "", _NO_USE)
             percent = compute[position]
@@ -181,14 +183,10 @@ def _sum_claims_by_pod(node: NodeRecord) -> dict[str, Counter[int]]:
     return compute
 
 
-def _compute_of(pod: Pod, node: NodeRecord, resource: str) -> Mapping[int, int]:
-    """Find the percent of compute that a pod asks for, by the position of the cards that it may be on."""
+def _compute_of(pod: Pod, node: NodeRecord, resource: str, units: ByPosition) -> Mapping[int, int]:
+    """Find the percent of compute that a pod asks for by its limits, on the cards where it has units."""
     record = read_pod(pod, resource)
-    if record.charged is None:
-        return {}
-    return _RULES.charge_compute(
-        node, Charge(record.uid, record.charged, record.allocated or record.assigned)
-    )
+    return {} if record.charged is None else find_compute(node, record, record.charged, units)
 
 
 def _cards_of(record: PodRecord, request: PodRequest, node: NodeRecord) -> tuple[Share, Mapping[int, int]]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from allocator.names import COMPUTE_RESOURCE
 from allocator.records import Holds, MemoryRecord, dump_allocation, dump_assigned, dump_holds
 from gpupack.errors import InputError
 from gpupack.inventory import PodRow, build_rows, load_nodes, render
@@ -193,6 +194,14 @@ def test_compute_of_cards_and_pods_stands_beside_units():
     assert [pod["compute"] for card in record["cards"] for pod in card["pods"]] == [30, 60, 0]
     down = replace(row.cards[0], healthy=False)
     assert down.compute_in_use is None
+
+
+def test_compute_is_on_the_cards_that_the_node_names_before_those_of_the_binding():
+    """The kubelet gave another card, and the node has not written `allocation` yet."""
+    moved = pod("p", **annotated(ASSIGNED, A))
+    moved["spec"]["containers"][0]["resources"]["limits"][COMPUTE_RESOURCE] = "30"
+    row = read(moved, holds={"u-p": {1: 4}})
+    assert [[(pod.name, pod.compute) for pod in card.pods] for card in row.cards] == [[], [("p", 30)]]
 
 
 def test_the_compute_that_a_pod_uses_stands_before_what_it_asks_for():
