@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from allocator.errors import RequestError, shown
 from allocator.names import (
     BATCH_SCHEDULER,
+    COMPUTE_RESOURCE,
     OWN_PREFIX,
     PERCENT_RESOURCE,
     PLACEHOLDER_FOR,
@@ -21,7 +22,7 @@ from gpupack.diagnose.ways_out import find_ways_out
 from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.rebalance.verified_moves import explain_skipped_search
 from gpupack.whatif.answers import PodExplanation, State, WayOut
-from gpupack.whatif.cluster import Cluster, read_requested_unit
+from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import count_on_empty_cluster
 from gpupack.whatif.gangs import (
     WaitingGang,
@@ -67,7 +68,7 @@ def explain_pod(
     """
     pod = cluster.find_pod(namespace, name)
     about = _PodExplainer(cluster.in_unit_of(pod), pod, tuple(events), queued)
-    if read_requested_unit(pod) is None and not about.has_cards_by_claims:
+    if not (cluster.asks_for_cards(pod) or about.has_cards_by_claims):
         return about.explain_no_cards()
     if pod.has_ended:
         return about.explain_ended()
@@ -135,7 +136,8 @@ class _PodExplainer:
         text = f"asks for no GPU memory: no container has {self._cluster.state.resource} in its limits"
         containers = self._pod.spec.all_containers
         limits = [each.resources.limits or {} for each in containers if each.resources is not None]
-        others = sorted({name for each in limits for name in each if name.startswith(OWN_PREFIX)})
+        named = {name for each in limits for name in each if name.startswith(OWN_PREFIX)}
+        others = sorted(named - {COMPUTE_RESOURCE})
         if others:
             text += f"; {', '.join(others)} is no resource of this cluster's nodes"
         if self._pod.spec.resource_claims and not self._pod.has_ended:

@@ -377,11 +377,15 @@ class Cluster:
         found = [
             pod
             for uid, record in self.state.pods.items()
-            if record.is_waiting
-            and (pod := self.pods.get(uid)) is not None
-            and (record.asks_for_cards or read_requested_unit(pod))
+            if record.is_waiting and (pod := self.pods.get(uid)) is not None and self.asks_for_cards(pod)
         ]
         return sorted(found, key=lambda pod: pod.full_name)
+
+    def asks_for_cards(self, pod: Pod) -> bool:
+        """Return True if a pod asks for GPU memory in any unit, or waits with a request that is refused."""
+        record = self.state.pods.get(pod.metadata.uid)
+        is_refused = record is not None and record.is_waiting and bool(record.error)
+        return is_refused or read_requested_unit(pod) is not None
 
     def build_inventory(self) -> "list[NodeRow]":
         """Build the nodes, their cards and the pods on them, as `gpupack top` shows them."""

@@ -9,7 +9,14 @@ from click.testing import CliRunner
 from msgspec import structs
 
 import gpupack
-from allocator.names import PACKED_LAYOUT, PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, resource_name
+from allocator.names import (
+    COMPUTE_RESOURCE,
+    PACKED_LAYOUT,
+    PERCENT_RESOURCE,
+    POD_ALLOCATION,
+    POD_ASSIGNED,
+    resource_name,
+)
 from allocator.place import place
 from allocator.records import MemoryRecord, dump_allocation, dump_assigned
 from gpupack import InputError
@@ -270,6 +277,34 @@ def test_a_limit_of_zero_is_refused_with_the_reason():
 
     assert answer.state == "refused"
     assert f"{GIB}: 0 in its limits, which asks for no GPU memory; allowed: 1 to 131072" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("amounts", "said"),
+    [
+        ({COMPUTE_RESOURCE: "30"}, f"{COMPUTE_RESOURCE}: 30 alone; allowed: beside {GIB}"),
+        ({PERCENT_RESOURCE: "0"}, f"{PERCENT_RESOURCE}: 0 in its limits, which asks for no GPU memory"),
+    ],
+    ids=["compute-alone", "zero-percent"],
+)
+def test_what_filter_refuses_is_listed_as_waiting_and_refused_by_why(amounts, said):
+    def ask(pod):
+        pod["spec"]["containers"][0]["resources"] = {"limits": amounts, "requests": amounts}
+
+    cluster = World((Node("n"),), (Pod("p", 4),)).changed(p=ask).cluster
+    answer = explain_pod(cluster, "default", "p")
+
+    assert [pod.full_name for pod in cluster.list_waiting_pods()] == ["default/p"]
+    assert (answer.state, said in answer.text) == ("refused", True), answer.text
+
+
+def test_a_pod_that_runs_with_compute_alone_has_no_cards_and_no_unknown_resource():
+    def ask(pod):
+        pod["spec"]["containers"][0]["resources"] = {"limits": {COMPUTE_RESOURCE: "30"}}
+
+    cluster = World((Node("n"),), (Pod("p", 4, "n", (0,), held=False),)).changed(p=ask).cluster
+    answer = explain_pod(cluster, "default", "p")
+    assert (answer.state, "is no resource" in answer.text) == ("no-cards", False), answer.text
 
 
 def test_no_card_of_any_node_is_not_at_most_0_cards():
