@@ -34,8 +34,9 @@ def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[
     """Find the fewest pods whose end lets a pod start.
 
     Nodes are tried in the order of what their cards lack: all sets of one pod, then of two, and so on. Pods
-    of a gang end together, or none of them does; a gang of more than `MOST_PODS` is tried by itself. The
-    number of nodes and sets is bounded, so for large clusters the answer may not be the smallest there is.
+    of a gang end together, or none of them does; a gang of more than `MOST_PODS` is tried by itself. Of
+    equally many pods those come first of which most are being deleted already. The number of nodes and sets
+    is bounded, so for large clusters the answer may not be the smallest there is.
     """
     nodes = what_if.cluster.state.nodes
     rows = what_if.cluster.rows
@@ -57,14 +58,15 @@ def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[
     larger = {len(unit) for node_units in units.values() for unit in node_units if len(unit) > MOST_PODS}
     for count in (*range(1, MOST_PODS + 1), *sorted(larger)):
         complete &= count <= MOST_PODS
-        best: tuple[tuple[int, int, str], EvictionSet] | None = None
+        best: tuple[tuple[int, int, int, str], EvictionSet] | None = None
         for name in looked_at:
             for group in _iterate_sets(units[name], count):
                 budget -= 1
                 if budget < 0:
                     complete = False
                     break
-                cost = (max(pod.priority for pod in group), _units(usage, group), name)
+                staying = sum(pod.grace_ends_at is None for pod in group)
+                cost = (staying, max(pod.priority for pod in group), _units(usage, group), name)
                 if (best is None or cost < best[0]) and can_start_without(what_if, usage, name, group):
                     best = cost, EvictionSet(name, group, fewest=complete or count == 1)
         if best is not None:

@@ -344,7 +344,11 @@ def _describe_pods(
         for pod in records
     )
     unit_mib = what_if.cluster.unit_mib
-    named = [f"{pod.namespace}/{pod.pod} ({format_memory(pod.units, unit_mib)})" for pod in pods]
+    named = [
+        f"{pod.namespace}/{pod.pod} ({format_memory(pod.units, unit_mib)}"
+        f"{'' if record.grace_ends_at is None else ', is being deleted'})"
+        for pod, record in zip(pods, records, strict=True)
+    ]
     return pods, list_some(named, _PODS_NAMED)
 
 

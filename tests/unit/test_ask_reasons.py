@@ -430,6 +430,17 @@ def test_a_pod_that_was_deleted_is_ending():
     assert [card.card for card in runs.cards] == [0]
 
 
+def test_the_end_of_a_pod_that_is_being_deleted_is_told_first_and_as_under_way():
+    def delete(pod):
+        pod["metadata"]["deletionTimestamp"] = "2026-11-22T09:00:00Z"
+
+    pods = (Pod("p", 10), Pod("a", 8, "n", (0,), owned=False), Pod("z", 8, "n", (1,), owned=False))
+    cluster = World((Node("n"),), pods).changed(z=delete).cluster
+    (text,) = [way.text for way in explain_pod(cluster, "default", "p").ways_out if way.kind == "pods-end"]
+
+    assert text == "the end of one pod frees the cards on node n: default/z (8 GiB, is being deleted)"
+
+
 def test_a_uuid_that_no_card_has_is_told_beside_those_that_there_are():
     def ask(pod):
         pod["metadata"]["annotations"]["gpupack.io/gpu-uuid"] = "GPU-nope"
