@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from allocator.errors import QuantityError
 from allocator.exact import fit_together
-from allocator.packing import MAX_COMPUTE_LIMIT
+from allocator.packing import MAX_COMPUTE_LIMIT, MAX_NODE_CARDS
 from allocator.quantity import parse_bytes
 from allocator.request import MAX_POD_CARDS, MAX_UNITS, WHOLE, ContainerPlaces, ContainerRequest, PodRequest
 from allocator.selector import Selector
@@ -42,7 +42,6 @@ SCHEDULED_COLUMN: Final = "scheduled_time"
 
 _MAX_CPU: Final = 10**8
 _MAX_MEMORY: Final = 10**9
-_MAX_NODE_CARDS: Final = 64
 _MAX_TIME: Final = 10**12
 _SHOWN: Final = 64
 
@@ -312,7 +311,7 @@ def _read_node(row: _Row, known: Mapping[str, TraceNode], others: Sequence[str])
         name,
         row.read_number("cpu_milli", _MAX_CPU),
         row.read_number("memory_mib", _MAX_MEMORY),
-        row.read_number("gpu", _MAX_NODE_CARDS),
+        row.read_number("gpu", MAX_NODE_CARDS),
         row.read_text("model"),
         card_units=row.read_number(CARD_UNITS_COLUMN, MAX_UNITS, default=0),
         data=row.read_names(DATA_COLUMN),
@@ -324,15 +323,16 @@ def _read_node(row: _Row, known: Mapping[str, TraceNode], others: Sequence[str])
 
 def _read_pod(row: _Row, others: Sequence[str]) -> TracePod:
     cpu, memory = row.read_number("cpu_milli", _MAX_CPU), row.read_number("memory_mib", _MAX_MEMORY)
-    cards, milli = row.read_number("num_gpu", MAX_POD_CARDS), row.read_number("gpu_milli", CARD)
+    containers = row.read_text(GPU_UNITS_COLUMN).count("|") + 1
+    cards, milli = row.read_number("num_gpu", MAX_POD_CARDS * containers), row.read_number("gpu_milli", CARD)
     if cards and not milli:
         raise _RowError(f"{row.where}: gpu_milli is 0 with num_gpu {cards}; allowed: 1 to {CARD}")
     units, percent = _read_amounts(row, cards) if cards else ((), False)
     compute = _read_compute(row, max(1, len(units))) if cards else ()
     amounts = row.read_other_amounts(others)
-    containers = row.read_text(CONTAINERS_COLUMN)
-    if containers not in {"", "apart"}:
-        raise row.refuse(CONTAINERS_COLUMN, containers, "apart, or empty")
+    places = row.read_text(CONTAINERS_COLUMN)
+    if places not in {"", "apart"}:
+        raise row.refuse(CONTAINERS_COLUMN, places, "apart, or empty")
     return TracePod(
         row.texts["name"] or "",
         cpu,
@@ -346,7 +346,7 @@ def _read_pod(row: _Row, others: Sequence[str]) -> TracePod:
         job=row.read_text(JOB_COLUMN),
         percent=percent,
         others=amounts,
-        apart=containers == "apart",
+        apart=places == "apart",
         compute=compute,
     )
 
