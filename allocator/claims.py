@@ -165,3 +165,15 @@ class ClaimObject(msgspec.Struct):
             )
         except QuantityError:
             return False
+
+
+def read_claim(body: dict[str, Any]) -> ClaimObject:
+    """Read a claim that will be written back unchanged except for its status."""
+    return msgspec.convert(body, ClaimObject)
+
+
+def decode_writable_claim(answer: bytes) -> dict[str, Any]:
+    """Decode a claim with all its fields, which `read_claim` can read."""
+    body: dict[str, Any] = msgspec.json.decode(answer)
+    read_claim(body)
+    return body

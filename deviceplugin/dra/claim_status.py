@@ -4,10 +4,9 @@ import random
 import time
 from typing import Any, Final
 
-import msgspec
 import structlog
 
-from allocator.claims import make_claim_path
+from allocator.claims import decode_writable_claim, make_claim_path
 from allocator.ids import parse_device_id
 from allocator.names import DRA_DRIVER
 from deviceplugin.allocation.ledger_service import LedgerService
@@ -26,8 +25,6 @@ from kubeapi.errors import (
 )
 from kubeapi.metadata import format_time
 from kubeapi.stepper import Stepper
-
-_decode_claim: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 log = structlog.get_logger(__name__)
 
@@ -124,7 +121,7 @@ class ClaimStatusWriter:
     async def _write(self, claim: PreparedClaim) -> None:
         path = make_claim_path(claim.namespace, claim.name)
         found = decode_answer(
-            await self._client.get(path, timeout_s=WRITE_TIMEOUT_S), _decode_claim, "a ResourceClaim"
+            await self._client.get(path, timeout_s=WRITE_TIMEOUT_S), decode_writable_claim, "a ResourceClaim"
         )
         status = found.get("status") or {}
         if found["metadata"].get("uid") != claim.uid or not status.get("allocation"):

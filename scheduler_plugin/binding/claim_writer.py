@@ -21,7 +21,14 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
-from allocator.claims import CLAIMS_PATH, ClaimObject, make_claim_path, make_claims_path
+from allocator.claims import (
+    CLAIMS_PATH,
+    ClaimObject,
+    decode_writable_claim,
+    make_claim_path,
+    make_claims_path,
+    read_claim,
+)
 from allocator.names import CLAIM_LABEL
 from kubeapi.errors import Conflict, KubeApiError, NotFound, decode_answer
 from kubeapi.metadata import format_time
@@ -151,15 +158,15 @@ class ClaimWriter:
             )
         except Conflict:
             answer = await self._api.get(claim.path, timeout_s=self._timeout_s)
-        found = decode_answer(answer, _decode_claim, "a ResourceClaim")
-        if _read(found).owner_pod_uid != claim.pod_uid:
+        found = decode_answer(answer, decode_writable_claim, "a ResourceClaim")
+        if read_claim(found).owner_pod_uid != claim.pod_uid:
             raise CommitError(f"claim {claim.namespace}/{claim.name} belongs to another pod")
         if found["metadata"].get("deletionTimestamp"):
             raise CommitError(f"claim {claim.namespace}/{claim.name} is being deleted; it is tried again")
         return found
 
     async def _allocate(self, claim: BoundPodClaim, found: dict[str, Any]) -> dict[str, Any]:
-        shares = _read(found).share_ids
+        shares = read_claim(found).share_ids
         if shares == claim.shares:
             return found
         if shares:
@@ -173,10 +180,10 @@ class ClaimWriter:
         return await self._put_status(found, status)
 
     async def _put_status(self, found: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
-        metadata = _read(found).metadata
+        metadata = read_claim(found).metadata
         path = f"{make_claim_path(metadata.namespace, metadata.name)}/status"
         answer = await self._api.put(path, {**found, "status": status}, timeout_s=self._timeout_s)
-        return decode_answer(answer, _decode_claim, "a ResourceClaim")
+        return decode_answer(answer, decode_writable_claim, "a ResourceClaim")
 
     async def _release(self, claim: BoundPodClaim) -> None:
         for _ in range(RETRIES):
@@ -185,8 +192,8 @@ class ClaimWriter:
                     if not self._is_pending(claim.pod_uid):
                         return
                     body = await self._api.get(claim.path, timeout_s=self._timeout_s)
-                    found = decode_answer(body, _decode_claim, "a ResourceClaim")
-                    if _read(found).share_ids == claim.shares:
+                    found = decode_answer(body, decode_writable_claim, "a ResourceClaim")
+                    if read_claim(found).share_ids == claim.shares:
                         await self._put_status(found, _DEALLOCATED)
                     return
             except NotFound:
@@ -197,7 +204,7 @@ class ClaimWriter:
         log.warning("claim not deallocated, the pod's next attempt does it", claim=claim.path)
 
     async def _deallocate(self, found: dict[str, Any]) -> None:
-        metadata = _read(found).metadata
+        metadata = read_claim(found).metadata
         name = f"{metadata.namespace}/{metadata.name}"
         try:
             await self._put_status(found, _DEALLOCATED)
@@ -210,17 +217,5 @@ class ClaimWriter:
         return self._locks.setdefault(pod_uid, asyncio.Lock())
 
 
-def _read(found: dict[str, Any]) -> ClaimObject:
-    """Read a claim that will be written back unchanged except for its status."""
-    return msgspec.convert(found, ClaimObject)
-
-
-def _decode_claim(body: bytes) -> dict[str, Any]:
-    """Decode a claim that `_read` can read."""
-    found: dict[str, Any] = msgspec.json.decode(body)
-    _read(found)
-    return found
-
-
 def _decode_claims(body: bytes) -> list[tuple[dict[str, Any], ClaimObject]]:
-    return [(found, _read(found)) for found in _decode_list(body).items or ()]
+    return [(found, read_claim(found)) for found in _decode_list(body).items or ()]

@@ -34,7 +34,8 @@ class FakeApi(ApiRequests):
     def answer(self, verb: str, path: str, body: Any) -> Any:
         if verb == "get":
             name = path.rpartition("/")[2]
-            return {"metadata": {"uid": f"uid-{name}"}, "status": {"allocation": {"devices": {}}}}
+            metadata = {"name": name, "uid": f"uid-{name}"}
+            return {"metadata": metadata, "status": {"allocation": {"devices": {}}}}
         name = path.split("/")[-2]
         self.tried.append(name)
         if name in self.failing:
@@ -89,7 +90,7 @@ async def test_a_claim_that_is_refused_keeps_no_other_waiting() -> None:
         assert world.api.tried[:2] == ["bad", "good"]
 
 
-@pytest.mark.parametrize("answer", [b"[", b'{"a": "\xff"}', b"[" * 100_000])
+@pytest.mark.parametrize("answer", [b"[", b'{"a": "\xff"}', b"[" * 100_000, b"{}", b'{"metadata": null}'])
 async def test_a_claim_that_cannot_be_read_keeps_no_other_waiting(answer: bytes) -> None:
     world = World("bad", "good")
     world.api.unreadable = {"bad": answer}
