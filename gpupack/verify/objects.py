@@ -116,7 +116,7 @@ class TriedPod(KubeObject):
         )
 
     @property
-    def has_failed(self) -> bool:
+    def has_ended(self) -> bool:
         return self.status.phase in TERMINAL_PHASES
 
     @property
@@ -141,7 +141,7 @@ class TriedPod(KubeObject):
     def describe(self) -> str:
         """Say how far it is."""
         status, gates = self.status, [gate.name for gate in self.spec.scheduling_gates or ()]
-        if self.has_failed:
+        if self.has_ended:
             return f"it has ended: {status.reason or status.phase} {status.message}".strip()
         if gates:
             return f"it waits at the scheduling gate {', '.join(gates)}"

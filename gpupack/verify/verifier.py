@@ -474,7 +474,7 @@ class Verifier:
             if pod.image_problem:
                 cure = "--image names one that the node can have"
                 raise _StepError("unproven", f"image {target.image}: {pod.image_problem}", cure)
-            if pod.has_failed:
+            if pod.has_ended:
                 raise _StepError("refuted", f"pod {name}: {state}")
             return pod if pod.runs else None
 
@@ -498,7 +498,7 @@ class Verifier:
             nonlocal state
             pod = await self._get_pod(_TOO_LARGE)
             state = pod.describe()
-            if pod.runs or pod.has_failed:
+            if pod.runs or pod.has_ended:
                 raise _StepError("refuted", f"a pod that asks for {choice.too_large} units: {state}")
             return pod.refusal or None
 

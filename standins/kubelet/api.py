@@ -1,6 +1,6 @@
 """The stand-in kubelet's link to an API server: its pods, their statuses, its Node.
 
-Plain HTTP, nothing of kubeapi: a stand-in that shared our client would share its faults. While the API
+Plain HTTP, not the client of kubeapi: a stand-in that shared that would share its faults. While the API
 server is away everything waits and is tried again; nothing is forgotten.
 """
 
