@@ -307,9 +307,7 @@ class Uninstaller:
         """Remove what was found, the taint before all else."""
         name, version = node.metadata.name, node.metadata.resource_version
         if traces.taints:
-            left = [taint for taint in node.spec.taints or () if taint.get("key") not in traces.taints]
-            body = {"metadata": {"resourceVersion": version}, "spec": {"taints": left or None}}
-            answer = await self._client.patch(make_node_path(name), body)
+            answer = await self._client.patch(make_node_path(name), node.make_taint_removal(traces.taints))
             version = read_node(answer).metadata.resource_version
         if traces.resources or traces.annotations or traces.labels:
             await self._client.patch_node_status(name, traces.patch(version))

@@ -5,7 +5,7 @@ field while it decodes. A Pod with all its parts is decoded as fast as a smaller
 structs are left out of garbage collection: JSON has no cycles, so never put one into these objects.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -509,6 +509,14 @@ class WritableNodeSpec(KubeStruct):
 class WritableNode(KubeObject):
     spec: WritableNodeSpec = msgspec.field(default_factory=WritableNodeSpec)
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+
+    def make_taint_removal(self, keys: Collection[str]) -> dict[str, Any]:
+        """Make the merge patch that takes taints, by their keys, off this version of the Node alone."""
+        left = [taint for taint in self.spec.taints or () if taint.get("key") not in keys]
+        return {
+            "metadata": {"resourceVersion": self.metadata.resource_version},
+            "spec": {"taints": left or None},
+        }
 
 
 class Namespace(KubeObject):

@@ -5,7 +5,7 @@ not fit and adds a second node. With the taint, which its group gives it, the no
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -73,7 +73,7 @@ class StartupTaint:
         try:
             await self._client.patch(
                 make_node_path(self._node_name),
-                make_removal_patch(node),
+                node.make_taint_removal({STARTUP_TAINT}),
                 timeout_s=WRITE_TIMEOUT_S,
             )
         except (Conflict, NotFound):
@@ -93,12 +93,3 @@ def is_offered(node: NodeObject, resource: str | None) -> bool:
     amounts = node.status.allocatable or {}
     offered = resource is None or str(amounts.get(resource, "0")) != "0"
     return offered and PACKED_LAYOUT in amounts
-
-
-def make_removal_patch(node: NodeObject) -> dict[str, Any]:
-    """Write the merge patch that removes the taint from this version of a Node, and no other one."""
-    left = [taint for taint in node.taints if taint.get("key") != STARTUP_TAINT]
-    return {
-        "metadata": {"resourceVersion": node.metadata.resource_version},
-        "spec": {"taints": left or None},
-    }
