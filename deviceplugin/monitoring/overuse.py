@@ -12,10 +12,9 @@ import structlog
 from deviceplugin.allocation.objects import PodObject
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.monitoring.container_use import ContainerUse
-from deviceplugin.node_events import refer_to_pod
+from deviceplugin.node_events import Record, refer_to_pod
 from deviceplugin.option_values import DEFAULT_TOLERANCE_MIB
 from kubeapi.backoff import KeyedBackoff
-from kubeapi.correlation import EventType, ObjectRef
 from kubeapi.errors import KubeApiError, is_gone
 
 log = structlog.get_logger(__name__)
@@ -36,7 +35,6 @@ COMPUTE_OVER_USE: Final = "GPUComputeOverUse"
 NOT_LIMITED: Final = "GPUMemoryNotLimited"
 EVICTED: Final = "GPUMemoryEvicted"
 
-Record = Callable[[ObjectRef, EventType, str, str], None]
 Key = tuple[str, str, str]
 """UID as the kubelet knows it, container, card."""
 
