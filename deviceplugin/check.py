@@ -30,7 +30,7 @@ from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.option_values import DEVICE_PLUGIN, DRA, MPS, REQUIRE
 from deviceplugin.settings import Settings
 from kubeapi.client import KubeClient
-from kubeapi.errors import UNREADABLE, KubeApiError
+from kubeapi.errors import KubeApiError
 
 NUMA_MEMORY: Final = (
     "what no process uses does not count; NVreg_CoherentGPUMemoryMode=driver has the driver manage it"
@@ -257,7 +257,7 @@ def _claims(settings: Settings) -> Iterator[CheckFinding]:
     if settings.serve == DRA:
         try:
             obstacles += asyncio.run(_find_server_obstacles(settings))
-        except (KubeApiError, *UNREADABLE) as error:
+        except KubeApiError as error:
             unknown = f"what the API server can do is not known: {error}"
     uses = "served with --serve dra, from Kubernetes 1.36 on"
     if obstacles:

@@ -30,7 +30,7 @@ from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.settings import Settings
 from kubeapi.client import KubeClient
-from kubeapi.errors import NotFound
+from kubeapi.errors import NotFound, decode_answer
 from kubeapi.objects import ServerVersion
 
 SERVER_TIMEOUT_S: Final = 5.0
@@ -173,11 +173,10 @@ async def find_server_obstacles(client: KubeClient) -> list[str]:
     """Say what in the cluster's API keeps claims from being served.
 
     Raises:
-        KubeApiError: The API server does not answer.
-        MsgspecError: The answer is something else.
+        KubeApiError: The API server does not answer, or what it answers cannot be read.
     """
     body = await client.get("/version", timeout_s=SERVER_TIMEOUT_S)
-    version = msgspec.json.decode(body, type=ServerVersion)
+    version = decode_answer(body, msgspec.json.Decoder(ServerVersion).decode, "a version")
     # Some clouds write the minor version as "36+".
     numbers = re.match(r"(\d+)\.(\d+)", f"{version.major}.{version.minor}")
     found = []
@@ -185,7 +184,8 @@ async def find_server_obstacles(client: KubeClient) -> list[str]:
         found.append(f"the API server is Kubernetes {version.git_version[:64]}; allowed: 1.36 or later")
     try:
         body = await client.get(DRA_API, timeout_s=SERVER_TIMEOUT_S)
-        served = {each.name for each in msgspec.json.decode(body, type=_ServedGroup).resources}
+        group = decode_answer(body, msgspec.json.Decoder(_ServedGroup).decode, "a list of resources")
+        served = {each.name for each in group.resources}
     except NotFound:
         served = set()
     missing = [name for name in ("resourceclaims", "resourceslices") if name not in served]
