@@ -145,8 +145,8 @@ def find_gang_key(cluster: Cluster, pod: Pod) -> tuple[str, str] | None:
 
     None for a pod on its own, also of a PodGroup whose pods may run without each other.
     """
-    group = pod.scheduling_group
-    is_gang = group is None or cluster.pod_groups.ends_together(group) or _read_gang(cluster, pod)[1] > 1
+    group, size = pod.scheduling_group, read_gang(pod, cluster.coscheduling_groups)[1]
+    is_gang = group is None or cluster.pod_groups.ends_together(group, size)
     return read_gang_key(pod) if is_gang else None
 
 

@@ -89,15 +89,17 @@ class PodGroups(Generic[P]):
         constraints = None if group is None else group.spec.scheduling_constraints
         return constraints is not None and bool(constraints.topology)
 
-    def ends_together(self, key: GroupKey | None) -> bool:
+    def ends_together(self, key: GroupKey | None, said_size: int = 0) -> bool:
         """Return True unless the pods of a PodGroup are known to be of use without each other.
 
         kube-controller-manager makes a PodGroup without a gang policy for each Job, if it makes any.
 
         Args:
             key: None, of a pod without a PodGroup, gives False.
+            said_size: Size of the gang by the pods' annotation, which may ask for more than their PodGroup.
+                kube-scheduler does not know it, and starts such pods one by one all the same.
         """
-        return key is not None and self.get_min_count(key) != 1
+        return key is not None and (said_size > 1 or self.get_min_count(key) != 1)
 
     def explain_missing(self, key: GroupKey) -> str:
         """Say that a PodGroup is not there, or why that is not known; empty if it is."""

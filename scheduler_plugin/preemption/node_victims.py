@@ -53,7 +53,7 @@ class NodeUnderPreemption:
     def list_gang(self, pod: PodRecord) -> Collection[PodRecord]:
         """List a pod and the other running pods of its gang."""
         group = pod.scheduling_group
-        if group is not None and pod.gang_size <= 1 and not self.pod_groups.ends_together(group):
+        if group is not None and not self.pod_groups.ends_together(group, pod.gang_size):
             return (pod,)
         members = self.gangs.get(pod.gang) if pod.gang is not None else None
         return members.values() if members and pod.uid in members else (pod,)

@@ -327,6 +327,18 @@ def test_reclaim_evicts_a_group_whole_if_it_is_a_gang(count: int, groups: list[i
     assert [len(group.pods) for group in borrowed] == groups
 
 
+def test_running_pods_go_whole_where_their_group_is_not_there_after_a_restart() -> None:
+    world = QueueWorld(TWO_QUEUES, n1=(16, 16))
+    for at in range(2):
+        world.pod(f"g{at}", 12, group="g", gates=(), node="n1")
+    cohort = world.queue.queues.get_cohort("b")
+    assert cohort is not None
+    borrowed = BorrowedPods(world.queue).list_borrowed(cohort, "b", ())
+    assert [len(group.pods) for group in borrowed] == [2]
+    world.queue.gangs.begin_removal("gang default/g", world.now)
+    assert state(world) is GangState.LEAVING
+
+
 class Patches:
     """Takes the patches of pods."""
 

@@ -261,11 +261,6 @@ class Gang:
     def description(self) -> str:
         return self.uid
 
-    @property
-    def ends_together(self) -> bool:
-        """Whether its pods are of no use without each other."""
-        return self.group is None or self.size > 1
-
     def make_workload(self, queued_pods: list[QueuedPod]) -> QueuedWorkload[Needs]:
         """Make the workload for those pods of the gang that are ready."""
         ready = (queued_pod for queued_pod in queued_pods if queued_pod.uid in self.ready_uids)

@@ -121,7 +121,7 @@ class BorrowedPods:
             if pod is None or uid in leaving:
                 continue
             gang = self._queue.gangs.get(pod.gang)
-            if gang is not None and gang.ends_together:
+            if gang is not None and self._queue.gangs.ends_together(gang):
                 gangs[gang.uid] = gang
             else:
                 yield VictimGroup((pod,))

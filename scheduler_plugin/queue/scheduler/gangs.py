@@ -113,6 +113,10 @@ class Gangs:
             return 0
         return gang.succeeded
 
+    def ends_together(self, gang: Gang) -> bool:
+        """Return True unless the pods of a gang are known to be of use without each other."""
+        return gang.group is None or self._pod_groups.ends_together(gang.group, gang.size)
+
     def starts_one_by_one(self, gang: Gang) -> bool:
         """Return True for a PodGroup whose pods need only lose their gates together."""
         return gang.group is not None and not self._pod_groups.ends_together(gang.group)
@@ -200,7 +204,7 @@ class Gangs:
     def begin_removal(self, uid: str, now: float) -> None:
         """Record that the bound pods of a gang are being removed; no pod joins it until they are gone."""
         gang = self._known.get(uid)
-        if gang is not None and gang.ends_together:
+        if gang is not None and self.ends_together(gang):
             gang.state, gang.countdown_since = GangState.LEAVING, now
             self._update_waiting(gang)
 

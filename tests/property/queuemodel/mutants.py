@@ -251,7 +251,7 @@ MUTANTS = (
     Mutant(
         "reclaim: a gang goes whole",
         borrowed.BorrowedPods._list_groups,
-        "if gang is not None and gang.ends_together:",
+        "if gang is not None and self._queue.gangs.ends_together(gang):",
         "if False:",
         of("lent"),
     ),
