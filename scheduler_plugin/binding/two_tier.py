@@ -7,6 +7,10 @@ processes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
+
+OTHERS: Final = 3
+"""Nodes next in the list that a pod may be bound to where a Binding fails."""
 
 
 @dataclass(frozen=True, slots=True)

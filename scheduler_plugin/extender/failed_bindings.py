@@ -5,13 +5,14 @@ from typing import Final
 import numpy as np
 
 from kubeapi.bounded import BoundedDict
+from scheduler_plugin.binding.two_tier import OTHERS
 from scheduler_plugin.cache.arrays import BoolArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 
 REMEMBERED: Final = 4096
 
-LONGEST_LIST: Final = 4
-"""Nodes that the queue names for a pod in batch mode at most: the best and `candidate_lists.OTHERS` more."""
+LONGEST_LIST: Final = 1 + OTHERS
+"""Nodes that the queue names for a pod in batch mode: the best and those after it."""
 
 
 class FailedBindings:

@@ -32,9 +32,6 @@ CHANGED: Final = 64
 REMEMBERED: Final = 256
 """Shapes with a list."""
 
-OTHERS: Final = 3
-"""Nodes next in the list that a pod may be bound to where a Binding fails."""
-
 _Place = tuple[float, str]
 
 

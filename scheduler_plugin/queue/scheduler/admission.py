@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kubeapi.selectors import NodeTraits
+from scheduler_plugin.binding.two_tier import OTHERS
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.queue.cache.lending import (
     LendingQueue,
@@ -23,7 +24,7 @@ from scheduler_plugin.queue.cache.lending import (
 from scheduler_plugin.queue.cache.queues import Queues, QueueState
 from scheduler_plugin.queue.cache.slots import ClusterSlots
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType, WorkloadGroup
-from scheduler_plugin.queue.capacity.candidate_lists import LISTED, OTHERS, CandidateListPlacer
+from scheduler_plugin.queue.capacity.candidate_lists import LISTED, CandidateListPlacer
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.locality import Locality
 from scheduler_plugin.queue.capacity.quota_usage import QuotaUsage
