@@ -12,11 +12,10 @@ from typing import Any, Self
 import uvloop
 
 from allocator.names import QUEUE_GATE, QUEUE_NAME
-from kubeapi.client import KubeClient
+from kubeapi.client import CONNECTIONS, KubeClient
 from kubeapi.paths import JSON_PATCH, make_pod_path
 from kubeapi.posting import make_post_client
 from scheduler_plugin.queue.cache.node_pins import make_node_affinity
-from scheduler_plugin.queue.controller.controller import UNDER_WAY
 
 
 class BareClient:
@@ -49,7 +48,7 @@ class BareClient:
     async def _send_all(self) -> None:
         async with await KubeClient.connect(self._kubeconfig, posts=make_post_client) as client:
             work = iter(self._work)
-            await asyncio.gather(*(self._send(client, work) for _ in range(UNDER_WAY)))
+            await asyncio.gather(*(self._send(client, work) for _ in range(CONNECTIONS)))
 
     async def _send(self, client: KubeClient, work: Iterator[tuple[Any, str]]) -> None:
         for pod, node in work:

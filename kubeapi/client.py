@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 
 
 REQUEST_TIMEOUT_S, CONNECT_TIMEOUT_S = 30.0, 5.0
-CONNECTIONS = 16
-"""A burst of requests waits for one of these: a new one each would cost both sides a TLS handshake each."""
+CONNECTIONS: Final = 16
+"""A burst of requests waits for one of these: a new one each would cost both sides a TLS handshake each.
+
+Whoever has many writes has as many under way: more do not make the API server faster.
+"""
 WATCH_TIMEOUT_S = 120
 """The server is asked to end a watch after this long. So a quiet one shows that it is alive, and load spreads
 over API servers. Bookmarks do not: a freshly started kube-apiserver sent none in 90 s of quiet."""

@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from kubeapi.client import CONNECTIONS
 from kubeapi.lease import LeaderStatus
 from scheduler_plugin.binding.batch_protocol import CommitCall, CommitOutcome, PodCandidates, PodResult
 from scheduler_plugin.binding.binder import Binder
@@ -26,9 +27,6 @@ from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
 LATE: Final = "its Binding could not be sent in time; it is tried again"
 
 NOT_LEADER: Final = "the kube-scheduler of this gpupack scheduler does not lead; the leader's binds"
-
-UNDER_WAY: Final = 16
-"""Bindings at once: more do not make the API server faster."""
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +49,7 @@ class BatchCommitter:
         self._shared = shared
         self._opened = float("-inf")
         self._opening = asyncio.Lock()
-        self._turns = asyncio.Semaphore(UNDER_WAY)
+        self._turns = asyncio.Semaphore(CONNECTIONS)
 
     async def commit(self, call: CommitCall) -> list[PodResult]:
         """Commit a call; return a result for each of its pods, in their order."""

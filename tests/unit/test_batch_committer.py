@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from allocator.names import POD_ASSIGNED
+from kubeapi.client import CONNECTIONS
 from kubeapi.errors import Conflict, Forbidden, KubeApiError, TimedOut, Unreachable
-from scheduler_plugin.binding.batch_committer import LATE, NOT_LEADER, UNDER_WAY
+from scheduler_plugin.binding.batch_committer import LATE, NOT_LEADER
 from scheduler_plugin.binding.batch_protocol import (
     MOST_PODS,
     CommitCall,
@@ -175,7 +176,7 @@ async def test_who_loses_the_lead_in_the_middle_sends_no_further_binding() -> No
     world = BatchWorld(leader)
     for name in ("n", "m"):
         world.node(name, (16,) * 16)
-    names = [f"p{number}" for number in range(UNDER_WAY + 8)]
+    names = [f"p{number}" for number in range(CONNECTIONS + 8)]
     for name in names:
         world.pod(name, 8)
 
@@ -198,9 +199,9 @@ async def test_with_the_lease_of_another_process_it_binds_only_while_that_one_le
     world = BatchWorld(follower=follower)
     for name in ("n", "m"):
         world.node(name, (16,) * 16)
-    for number in range(UNDER_WAY + 8):
+    for number in range(CONNECTIONS + 8):
         world.pod(f"p{number}", 8)
-    lists = [[world.candidates(f"p{number}", "n", "m")] for number in range(UNDER_WAY + 8)]
+    lists = [[world.candidates(f"p{number}", "n", "m")] for number in range(CONNECTIONS + 8)]
     assert {result.why for result in await world.commit(*lists)} == {NOT_LEADER}
     before = world.refreshed
     follower.is_leader, follower.since = True, 90.0
@@ -227,7 +228,7 @@ async def test_with_the_lease_of_another_process_it_binds_only_while_that_one_le
 async def test_a_binding_is_sent_within_its_time_out_of_the_call_or_never() -> None:
     """A queue that begins anew decides once nothing that was handed over before can be bound any more."""
     world = BatchWorld()
-    names = [f"p{number}" for number in range(UNDER_WAY + 8)]
+    names = [f"p{number}" for number in range(CONNECTIONS + 8)]
     for name in ("n", "m"):
         world.node(name, (16,) * 16)
     for name in names:

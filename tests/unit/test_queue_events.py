@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
+from kubeapi.client import CONNECTIONS
 from kubeapi.errors import Forbidden, Invalid, KubeApiError, TooManyRequests
 from kubeapi.events import BUSY_S
 from scheduler_plugin.queue.cache.queue_clock import TOLERANCE_S, QueueClock
 from scheduler_plugin.queue.cache.queued_pods import Phase
 from scheduler_plugin.queue.controller import status
-from scheduler_plugin.queue.controller.controller import UNDER_WAY, Controller
+from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.explainer import AGAIN_S
 from scheduler_plugin.queue.controller.writer import PodWriter
 from tests.api_requests import ApiRequests
@@ -195,7 +196,7 @@ async def test_pods_that_the_api_server_refuses_hold_up_nobody(
 ) -> None:
     """They are told its words once, and tried again later and later."""
     running.refuses = refuses
-    bad = [f"bad{at}" for at in range(UNDER_WAY)]
+    bad = [f"bad{at}" for at in range(CONNECTIONS)]
     for name in bad:
         running.world.pod(name)
     await running.pass_time()

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from kubeapi.client import CONNECTIONS
 from kubeapi.errors import Forbidden, KubeApiError, ServerError, TooManyRequests
 from scheduler_plugin.queue.cache.queued_pods import RequeueWrite
-from scheduler_plugin.queue.controller.controller import UNDER_WAY
 from tests.queue_world import UNSCHEDULABLE, QueueWorld
 from tests.unit.test_queue_events import Running, running
 
@@ -56,7 +56,7 @@ def test_a_standby_that_begins_to_lead_takes_back_what_was_refused_before() -> N
 
 async def test_who_led_until_a_moment_ago_removes_nobody(running: Running) -> None:
     """Evictions wait for their turn; the next leader decides anew who has to go."""
-    names = [f"p{at}" for at in range(2 * UNDER_WAY)]
+    names = [f"p{at}" for at in range(2 * CONNECTIONS)]
     for name in names:
         running.world.pod(name)
     await running.pass_time()

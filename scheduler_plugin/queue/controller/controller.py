@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from kubeapi.client import CONNECTIONS
 from kubeapi.correlation import EventType, make_pod_ref
 from kubeapi.events import BUSY_S
 from scheduler_plugin.queue.cache.lending import sort_by_launch_order
@@ -20,9 +21,6 @@ from scheduler_plugin.queue.controller.writer import PodWriter, WriteOutcome, Wr
 from scheduler_plugin.queue.scheduler.admission import AdmittedPod, AdmittedWorkload
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer, ReclaimPlan
-
-UNDER_WAY: Final = 16
-"""Writes at once: more do not make the API server faster."""
 
 BATCH: Final = 64
 """Admissions that are decided before their writes begin; then other work of the process has its turn."""
@@ -94,7 +92,7 @@ class Controller:
         self._writes: set[asyncio.Task[Any]] = set()
         self._doubts: set[asyncio.Task[None]] = set()
         self._wrote = float("-inf")
-        self._turns = asyncio.Semaphore(UNDER_WAY)
+        self._turns = asyncio.Semaphore(CONNECTIONS)
         self.explainer = Explainer(queue, recorder, clock)
         self._changed = False
         self._reclaimer = Reclaimer(queue)
@@ -178,7 +176,7 @@ class Controller:
                     self._begin_admission(by_uid[task.uid], member)
             if groups:
                 self._begin_write(self._commit_groups(groups))
-            while len(self._writes) >= UNDER_WAY:
+            while len(self._writes) >= CONNECTIONS:
                 await asyncio.wait(self._writes, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
 
