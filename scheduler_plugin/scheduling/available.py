@@ -6,6 +6,7 @@ import numpy as np
 
 from allocator.errors import shown
 from allocator.selector import Selector
+from allocator.texts import list_some
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 
@@ -24,9 +25,8 @@ def describe_available(nodes: NodeArrays, selector: Selector, rows: RowArray, mo
             for uuid, at in zip(nodes.uuids[row], nodes.model[row].tolist(), strict=False)
             if at >= 0 and nodes.model_names[at] in admitted
         )
-    shown = ", ".join(name or "no name" for name in names[:most])
-    more = len(names) - most
-    return shown + (f" and {more} more {what}" if more > 0 else "")
+    listed = list_some([name or "no name" for name in names], most)
+    return f"{listed} {what}" if len(names) > most else listed
 
 
 def widen_patterns(nodes: NodeArrays, selector: Selector, rows: RowArray) -> Selector | None:
