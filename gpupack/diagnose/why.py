@@ -32,11 +32,11 @@ from gpupack.whatif.gangs import (
 )
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import NodeResults, collect_node_results
-from gpupack.whatif.objects import is_of_batch_mode, list_gates, waits_in_queue
+from gpupack.whatif.objects import list_gates, waits_in_queue
 from gpupack.whatif.unknown_requests import describe_unknowns, find_policy_refusal
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.objects import Pod
-from scheduler_plugin.cache.pods import is_placeholder
+from scheduler_plugin.cache.pods import is_of_batch_mode, is_placeholder
 from scheduler_plugin.scheduling.fit_counts import can_ever_hold_all
 from scheduler_plugin.scheduling.reasons import format_demands
 

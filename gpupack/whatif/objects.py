@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from allocator.claims import ClaimObject
-from allocator.names import BATCH_SCHEDULER, POD_REQUEUED
+from allocator.names import POD_REQUEUED
 from gpupack.errors import InputError
 from gpupack.inventory.kubectl_json import ALL_ALLOWED, read_items
 from kubeapi.objects import (
@@ -15,7 +15,7 @@ from kubeapi.objects import (
     Pod,
     PodDisruptionBudget,
 )
-from scheduler_plugin.cache.pods import is_held_by_queue, is_requeued
+from scheduler_plugin.cache.pods import is_held_by_queue, is_of_batch_mode, is_requeued
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,6 @@ def load_objects(text: str | bytes) -> KubeObjects:
 def list_gates(pod: Pod) -> list[str]:
     """List a pod's scheduling gates, and the queue's annotation where it was requeued."""
     return [*pod.gates, POD_REQUEUED] if is_requeued(pod) else pod.gates
-
-
-def is_of_batch_mode(pod: Pod) -> bool:
-    """Tell whether batch mode binds a pod without a gate when its turn has come."""
-    return pod.spec.scheduler_name == BATCH_SCHEDULER and not list_gates(pod)
 
 
 def waits_in_queue(pod: Pod) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 
 from allocator.errors import QuantityError, RequestError
 from allocator.names import (
+    BATCH_SCHEDULER,
     COMPUTE_RESOURCE,
     OWN_POD_ANNOTATIONS,
     OWN_PREFIX,
@@ -306,6 +307,11 @@ def is_requeued(pod: Pod) -> bool:
 def is_held_by_queue(pod: Pod) -> bool:
     """Return True if no scheduler may take a pod before the queue lets it go: by its gate, or requeued."""
     return QUEUE_GATE in pod.gates or is_requeued(pod)
+
+
+def is_of_batch_mode(pod: Pod) -> bool:
+    """Return True if batch mode binds a pod when its turn has come, also one that is requeued."""
+    return pod.spec.scheduler_name == BATCH_SCHEDULER and not pod.gates
 
 
 def is_placeholder(pod: Pod) -> bool:

@@ -387,8 +387,14 @@ def test_a_pod_of_batch_mode_waits_for_its_turn_and_is_told_what_the_queue_wrote
             {"type": "PodScheduled", "status": "False", "reason": "Refused", "message": "it has hostNetwork"}
         ]
 
-    cluster = World((Node("a"),), (Pod("p", 8), Pod("q", 8))).changed(p=batch, q=told).cluster
+    def requeued(pod):
+        batch(pod)
+        pod["metadata"]["annotations"] = {"gpupack.io/requeued": "true"}
+
+    pods = Pod("p", 8), Pod("q", 8), Pod("r", 8)
+    cluster = World((Node("a"),), pods).changed(p=batch, q=told, r=requeued).cluster
     answer = explain_pod(cluster, "default", "p")
+    assert explain_pod(cluster, "default", "r").text == answer.text
     assert answer.state == "gated"
     assert answer.text == (
         "waits in its queue, which has it bound without kube-scheduler when its turn has come;"

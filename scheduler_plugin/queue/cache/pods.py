@@ -8,7 +8,6 @@ from typing import Final
 
 from allocator.errors import shown
 from allocator.names import (
-    BATCH_SCHEDULER,
     POD_DATA,
     POD_FIRST_STAGE_SIZE,
     POD_GANG,
@@ -21,7 +20,7 @@ from allocator.names import (
 from kubeapi.objects import OwnerReference, Pod, PodStatus
 from scheduler_plugin.cache.gang_names import MAX_GANG, parse_gang_size, read_gang_name, read_group_label
 from scheduler_plugin.cache.pod_groups import PodGroups, find_coscheduling_key
-from scheduler_plugin.cache.pods import is_requeued
+from scheduler_plugin.cache.pods import is_of_batch_mode, is_requeued
 from scheduler_plugin.queue.cache.node_pins import list_pinned_nodes
 from scheduler_plugin.scheduling.reasons import REQUEUED
 
@@ -49,7 +48,7 @@ class PodQueueInfo:
         created: When it was created, seconds since 1970; 0 if the API server does not say.
         gated: The pod waits for its admission: it has our gate, is requeued, or waits to be bound by batch
             mode.
-        is_batch: Batch mode binds it: it names the scheduler `gpupack-batch`, and has no gates.
+        is_batch: See `is_of_batch_mode`.
         requeued: The pod was requeued after an admission, see `is_requeued`.
         foreign_gates: Names of other gates that it wears.
         owner: UID of the controller that would create it again; empty for none, and for a static pod, which
@@ -98,7 +97,7 @@ def read_queue_info(pod: Pod, groups: PodGroups[Pod] | None = None) -> PodQueueI
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
     gates = pod.gates
     requeued = is_requeued(pod)
-    is_batch = pod.spec.scheduler_name == BATCH_SCHEDULER and not gates
+    is_batch = is_of_batch_mode(pod)
     gang, size, fault = read_gang(pod, groups)
     job, wrong = _read_name(annotations, POD_JOB)
     stage_size, wrong_size = _read_first_stage_size(annotations, job)
