@@ -157,6 +157,7 @@ class DaemonStatus:
     def list_card_states(self) -> Iterator[CardState]:
         ledger = self.account.ledger
         words = ledger.make_words(self.settings.unit_mib)
+        measured, residue_mib = self.sampler.fresh_uses, self.sampler.residue_mib
         for card, used, compute in zip(ledger.cards(), words.used, words.compute_used, strict=True):
             use = self.sampler.uses.get(card.uuid)
             yield CardState(
@@ -168,9 +169,9 @@ class DaemonStatus:
                 compute=compute,
                 compute_limit=words.compute_limit,
                 beyond=use.extra_units(self.settings.unit_mib) if use is not None else 0,
-                measured_mib=use.measured_mib if use is not None else None,
+                measured_mib=measured[card.uuid].measured_mib if card.uuid in measured else None,
                 healthy=card.healthy,
                 cordoned=card.cordoned,
                 memory_errors=self.sampler.memory_errors.get(card.uuid, {}),
-                residue_mib=self.sampler.residue_mib.get(card.uuid),
+                residue_mib=residue_mib.get(card.uuid),
             )

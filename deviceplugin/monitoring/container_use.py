@@ -16,12 +16,10 @@ from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuProcess
 from deviceplugin.monitoring.sampling import CardSampler
+from deviceplugin.monitoring.telemetry import is_fresh
 
 TURN: Final = 50
 """Rows that are computed in one go: an Allocate waits for no more than these, some 0.2 ms."""
-
-FRESH_S: Final = 15.0
-"""An older measurement does not count: cards and limits are measured every 5 s."""
 
 NOT_YET: Final = "no limit was read back yet"
 
@@ -99,10 +97,10 @@ class ContainerUseReader:
         limits: dict[tuple[str, str], list[ContainerLimit]] = {}
         for limit in self._enforcer.list_limits():
             limits.setdefault((limit.uid, limit.uuid), []).append(limit)
-        oldest_s, sampled_s = self._clock() - FRESH_S, self._sampler.sampled_s
-        is_fresh = sampled_s >= oldest_s
-        measured = self._measured(lambda process: process.used_mib) if is_fresh else {}
-        busy = self._measured(lambda process: process.compute_percent) if is_fresh else {}
+        now_s, sampled_s = self._clock(), self._sampler.sampled_s
+        fresh = is_fresh(sampled_s, now_s)
+        measured = self._measured(lambda process: process.used_mib) if fresh else {}
+        busy = self._measured(lambda process: process.compute_percent) if fresh else {}
         for uid, grants in self._granted_memory.read().items():
             pod = self._pods.find_pod(uid)
             for row in self._promised(uid, pod, grants):
@@ -123,7 +121,7 @@ class ContainerUseReader:
                     for limit in limits.get((uid, row.uuid), ())
                     if limit.container == row.container or (alone and limit.container is None)
                 ]
-                yield _limited(row, mine, oldest_s) if mine or row.enforcement is Enforcement.DRIVER else row
+                yield _limited(row, mine, now_s) if mine or row.enforcement is Enforcement.DRIVER else row
 
     def _promised(self, uid: str, pod: PodObject | None, grants: Grants) -> Iterator[ContainerUse]:
         namespace, name = (pod.metadata.namespace, pod.metadata.name) if pod is not None else ("", "")
@@ -167,13 +165,13 @@ def _order(row: ContainerUse) -> tuple[str, ...]:
     return row.namespace, row.pod, row.uid, row.container, row.uuid
 
 
-def _limited(row: ContainerUse, limits: Sequence[ContainerLimit], oldest_s: float) -> ContainerUse:
+def _limited(row: ContainerUse, limits: Sequence[ContainerLimit], now_s: float) -> ContainerUse:
     """Add what the limits of a container's cgroups say; the driver's own count is the better one."""
     outcomes = [limit.outcome for limit in limits if limit.outcome is not None]
     readings = [outcome.reading for outcome in outcomes if outcome.reading is not None]
     used = [reading.used_mib for reading in readings if reading.used_mib is not None]
-    read_s = min((outcome.at_s for outcome in outcomes if outcome.reading is not None), default=oldest_s)
-    if used and len(used) == len(readings) and read_s >= oldest_s:
+    read_s = min((outcome.at_s for outcome in outcomes if outcome.reading is not None), default=now_s)
+    if used and len(used) == len(readings) and is_fresh(read_s, now_s):
         row = replace(row, used_mib=sum(used), measured_s=read_s)
     hard = [reading.hard_mib for reading in readings if reading.hard_mib is not None]
     problem = next((outcome.problem for outcome in outcomes if outcome.problem), "")

@@ -14,7 +14,7 @@ from deviceplugin.host.cgroups import ProcessPlace
 from deviceplugin.host.driver import DriverThread
 from deviceplugin.monitoring.card_driver import CardDriver
 from deviceplugin.monitoring.card_health import CardHealth
-from deviceplugin.monitoring.telemetry import TelemetryHistory
+from deviceplugin.monitoring.telemetry import TelemetryHistory, is_fresh
 from deviceplugin.monitoring.unaccounted_use import PublishedUnits, UnaccountedUse, measure_unaccounted_use
 from deviceplugin.node_events import NodeEvents, make_silent_events
 from kubeapi.stepper import Stepper
@@ -104,12 +104,20 @@ class CardSampler:
             self._stepper.wake()
 
     @property
+    def fresh_uses(self) -> dict[str, UnaccountedUse]:
+        """Those of `uses` that are true now. The others, old or of cards that fail, are only charged on."""
+        if not is_fresh(self.sampled_s, self._account.now_s()):
+            return {}
+        return {sample.uuid: self.uses[sample.uuid] for sample in self.samples if sample.error is None}
+
+    @property
     def residue_mib(self) -> dict[str, int]:
         """MiB by card that no process uses and that do not count, for cards whose driver keeps such pages."""
+        uses = self.fresh_uses
         return {
-            sample.uuid: self.uses[sample.uuid].residue_mib
+            sample.uuid: uses[sample.uuid].residue_mib
             for sample in self.samples
-            if sample.keeps_pages and sample.uuid in self.uses
+            if sample.keeps_pages and sample.uuid in uses
         }
 
     @property

@@ -15,8 +15,8 @@ from deviceplugin.gpus.api.telemetry import NO_TELEMETRY, THROTTLE_REASONS, UNKN
 HISTORY_S: Final = 600.0
 """How much of each card's past is kept."""
 
-STALE_S: Final = 30.0
-"""An older measurement says nothing of the card as it is now."""
+FRESH_S: Final = 15.0
+"""An older measurement says nothing of now: cards and limits are measured every 5 s."""
 
 _LABELS: Final = ["uuid", "model"]
 
@@ -26,13 +26,17 @@ HISTORY_FIELDS: Final = tuple(
 """Values whose history is kept. The power limit seldom changes, and reasons are words."""
 
 
+def is_fresh(measured_s: float, now_s: float) -> bool:
+    return now_s - measured_s <= FRESH_S
+
+
 @dataclass(frozen=True, slots=True)
 class CardActivity:
     """What one physical card does now.
 
     Attributes:
         cards: UUIDs of what is listed for it: itself, or its instances.
-        telemetry: newest measurement; `NO_TELEMETRY` where it failed or is older than `STALE_S`.
+        telemetry: newest measurement; `NO_TELEMETRY` where it failed or is older than `FRESH_S`.
     """
 
     uuid: str
@@ -75,12 +79,11 @@ class TelemetryHistory:
         now_s = self._now_s()
         for uuid, listed in self._listed.items():
             measured_s, telemetry = self._points[uuid][-1]
-            fresh = now_s - measured_s <= STALE_S
             yield CardActivity(
                 uuid,
                 physical_model(listed[0]),
                 tuple(card.uuid for card in listed),
-                telemetry if fresh else NO_TELEMETRY,
+                telemetry if is_fresh(measured_s, now_s) else NO_TELEMETRY,
             )
 
     def explain(self, *, history: bool) -> dict[str, Any]:

@@ -69,6 +69,15 @@ async def test_what_the_driver_counts_is_told_by_card() -> None:
         assert limits == [100, 100]
 
 
+async def test_a_card_that_fails_is_not_said_to_be_measured() -> None:
+    async with node_world(8) as world:
+        name = f"gpupack_card_measured_bytes {card(0)}"
+        await says(world, name, 0)
+        world.source.fail(card(0))
+        await world.daemon._sampler._once()
+        assert name not in await metrics(world)
+
+
 async def test_a_card_that_was_never_measured_tells_nothing() -> None:
     async with node_world(8) as world:
         await world.stop_daemon()

@@ -23,7 +23,10 @@ FIGURES: Final[list[Row]] = [
     (
         "Measured",
         "percentunit",
-        {"": "sum(gpupack_card_measured_bytes) / sum(gpupack_card_size_bytes)"},
+        {
+            "": "sum(gpupack_card_measured_bytes)"
+            " / sum(gpupack_card_size_bytes and gpupack_card_measured_bytes)"
+        },
         "Share of all cards' memory that is in use by the driver's count.",
     ),
     (

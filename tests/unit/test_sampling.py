@@ -15,6 +15,7 @@ from deviceplugin.host.driver import DriverThread
 from deviceplugin.monitoring.card_driver import DETACH_AFTER_S, CardDriver
 from deviceplugin.monitoring.card_health import CardHealth
 from deviceplugin.monitoring.sampling import CardSampler
+from deviceplugin.monitoring.telemetry import FRESH_S
 from deviceplugin.node_events import make_silent_events
 
 CARD = GpuCard(0, "GPU-a", "Card", 10240, 0, None, "", 0)
@@ -166,6 +167,23 @@ async def test_a_measurement_tells_when_it_was_begun(world: World) -> None:
     world.now_s, world.source.broken = 10.0, True
     await world.sampler._once()
     assert (len(world.sampler.samples), world.sampler.sampled_s) == (1, 5.0)
+
+
+async def test_a_card_that_fails_is_charged_on_and_its_use_is_not_told_as_measured(world: World) -> None:
+    world.source.measured = GpuSample("GPU-a", 3000, (GpuProcess(9, 3000),), keeps_pages=True)
+    await world.sampler._once()
+    assert world.sampler.fresh_uses["GPU-a"].measured_mib == 3000
+    assert world.sampler.residue_mib == {"GPU-a": 0}
+    world.now_s = FRESH_S
+    assert "GPU-a" in world.sampler.fresh_uses
+    world.now_s += 1
+    assert (world.sampler.fresh_uses, world.sampler.residue_mib) == ({}, {}), "the driver hangs"
+    await world.sampler._once()
+    assert "GPU-a" in world.sampler.fresh_uses
+    world.source.measured = replace(world.source.measured, error="GPU is lost")
+    await world.sampler._once()
+    assert (world.sampler.fresh_uses, world.sampler.residue_mib) == ({}, {})
+    assert world.ledger.pressure == {"GPU-a": 3}
 
 
 async def test_a_process_of_no_pod_is_told_from_one_of_which_nothing_is_known(world: World) -> None:

@@ -13,7 +13,7 @@ from deviceplugin.gpus.nvidia.source import NvmlGpus
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.gpus.simulated.telemetry import simulate_telemetry
-from deviceplugin.monitoring.telemetry import HISTORY_S, STALE_S, TelemetryCollector, TelemetryHistory
+from deviceplugin.monitoring.telemetry import FRESH_S, HISTORY_S, TelemetryCollector, TelemetryHistory
 from tests.nvml_world import ABSENT, LOST, Card, Driver, driver, gpus
 
 __all__ = ["driver", "gpus"]
@@ -244,7 +244,7 @@ def test_what_is_unknown_has_no_sample() -> None:
 def test_old_measurements_say_nothing_of_now() -> None:
     node = Node()
     node.measure(TOLD)
-    node.now_s += STALE_S + 1
+    node.now_s += FRESH_S + 1
     assert node.write_metrics() == ""
     assert node.history.explain(history=False)["cards"][0]["now"] == {}
 
