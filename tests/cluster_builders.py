@@ -46,7 +46,7 @@ def node_object(
     version: int = 1,
     cpu: str = "40",
     memory: str = "100Gi",
-    holds: Sequence[str] = (),
+    holds: Sequence[str] | Mapping[str, Mapping[int, int]] = (),
     claims: Mapping[str, Mapping[int, int]] | None = None,
     claims_compute: Mapping[str, Mapping[int, int]] | None = None,
     seen: int | None = None,
@@ -87,8 +87,9 @@ def node_object(
             allocatable.setdefault(COMPUTE_RESOURCE, str(limit * len(sizes)))
         compute_of = claims_compute or {}
         held = {uid: pair_amounts(units, compute_of.get(uid, {})) for uid, units in (claims or {}).items()}
+        units = holds if isinstance(holds, Mapping) else {}
         annotations[NODE_HOLDS] = dump_holds(
-            Holds(version if seen is None else seen, frozenset(holds), {}, held)
+            Holds(version if seen is None else seen, frozenset(holds), units, held)
         )
         if inventory:
             annotations[NODE_CARDS] = dump_cards(

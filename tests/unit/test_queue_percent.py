@@ -35,6 +35,17 @@ def test_a_pod_counts_for_what_it_has_of_the_card_that_it_gets() -> None:
     assert used(world) == 0
 
 
+def test_what_its_node_accounts_on_every_card_that_it_may_have_is_not_charged() -> None:
+    """So it is after a kubelet has lost its checkpoint; others would be evicted for it."""
+    world = QueueWorld(policy="best-fit", large=(80, 80))
+    uid = ask(world, "half", 50)
+    world.decide()
+    world.bind(uid)
+    world.node("large", (80, 80), (40, 40), holds={uid: {0: 40, 1: 40}})
+    world.change(uid)
+    assert used(world) == 40
+
+
 def test_of_cards_of_several_sizes_the_tightest_wins() -> None:
     """Half of a card leaves nothing of the small one."""
     config = "nodePolicy: best-fit\nnodePolicyParameters: {best-fit: {mode: pick}}"

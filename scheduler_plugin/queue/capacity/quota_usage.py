@@ -20,7 +20,8 @@ class QuotaUsage:
     """Computes the units that pods are charged on the nodes of a cluster.
 
     A pod that asks for percent of cards is charged the units that it gets of the cards chosen for it; until
-    they are chosen, what it would get of the largest card of a node.
+    they are chosen, what it would get of the largest card of a node. What its node accounts is not charged:
+    after a kubelet has lost its checkpoint, that is every card that the pod may have.
     """
 
     def __init__(self, state: ClusterState) -> None:
