@@ -222,7 +222,7 @@ def match_device_names(cards: Sequence[GpuCard], devices: Devices, vendor: Vendo
         for card in cards
         if card.uuid in devices and not _is_of_another_card(devices[card.uuid], card, vendor)
     }
-    if names or any(card.parent is not None or card.uuid.startswith("MIG-") for card in cards):
+    if names or any(card.parent is not None for card in cards):
         return names
     numbered = {name: nodes for name, nodes in devices.items() if name.isdecimal()}
     by_node = {node: name for name, nodes in numbered.items() for node in nodes if vendor.is_card_node(node)}
