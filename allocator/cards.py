@@ -34,7 +34,7 @@ class Card:
         used_units: units that are taken; may exceed the size while accounts catch up, and be less than 0
             where a pod goes of which less was counted than it has.
         healthy: false takes the card out of placement.
-        cordoned: true takes the card out of placement, because a user asked for it.
+        is_closed: true keeps new pods off the card, which is well; those that it has run on.
         numa: NUMA node the card hangs on, None if unknown.
         links: NVLinks to each card of the node, by position in the words; empty if there are none.
         compute_limit: percent of its compute that pods may ask for together; 0 where the node does not
@@ -48,7 +48,7 @@ class Card:
     size_units: int
     used_units: int
     healthy: bool = True
-    cordoned: bool = False
+    is_closed: bool = False
     numa: int | None = None
     links: tuple[int, ...] = ()
     compute_limit: int = 100
@@ -56,8 +56,8 @@ class Card:
 
     @property
     def free_units(self) -> int:
-        """Units that can still be given away, 0 to its size; 0 on an unhealthy or cordoned card."""
-        if not self.healthy or self.cordoned:
+        """Units that can still be given away, 0 to its size; 0 on an unhealthy or closed card."""
+        if not self.healthy or self.is_closed:
             return 0
         return max(0, self.size_units - max(0, self.used_units))
 

@@ -171,7 +171,7 @@ class DaemonStatus:
                 beyond=use.extra_units(self.settings.unit_mib) if use is not None else 0,
                 measured_mib=measured[card.uuid].measured_mib if card.uuid in measured else None,
                 healthy=card.healthy,
-                cordoned=card.cordoned,
+                cordoned=card.uuid in ledger.cordoned,
                 memory_errors=self.sampler.memory_errors.get(card.uuid, {}),
                 residue_mib=residue_mib.get(card.uuid),
             )

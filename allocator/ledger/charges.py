@@ -105,7 +105,7 @@ def used_compute(accounts: NodeAccounts) -> tuple[int, ...]:
     total = charge_compute(accounts)
     return tuple(
         accounts.compute_limit
-        if not card.healthy or card.cordoned
+        if not card.healthy or card.is_closed
         else min(accounts.compute_limit, total[uuid])
         for uuid, card in accounts.cards.items()
     )
@@ -147,7 +147,7 @@ def used_units(accounts: NodeAccounts) -> tuple[int, ...]:
     promised = charge_cards(accounts)
     return tuple(
         card.size_units
-        if not card.healthy or card.cordoned
+        if not card.healthy or card.is_closed
         else min(card.size_units, promised[uuid] + accounts.unaccounted_use.get(uuid, 0))
         for uuid, card in accounts.cards.items()
     )

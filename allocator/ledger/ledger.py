@@ -48,6 +48,11 @@ class Ledger:
         """Cards in word order as they are without pods: `used_units` 0."""
         return tuple(self._accounts.cards.values())
 
+    @property
+    def cordoned(self) -> frozenset[str]:
+        """UUIDs that people keep free, among them such as are no card of this node."""
+        return self._out["cordoned"]
+
     def cards(self) -> tuple[Card, ...]:
         """Return every card in word order, with its charged units as used ones."""
         promised = self.allocated_units()
@@ -76,9 +81,9 @@ class Ledger:
         before, out[why] = out[why], frozenset(uuids)
         for uuid, card in self._accounts.cards.items():
             healthy = uuid not in out["unhealthy"] and uuid not in out["not_enforced"]
-            cordoned = any(uuid in out[other] for other in ("cordoned", "client_limit", "detached"))
-            if (card.healthy, card.cordoned) != (healthy, cordoned):
-                self._accounts.cards[uuid] = replace(card, healthy=healthy, cordoned=cordoned)
+            is_closed = any(uuid in out[other] for other in ("cordoned", "client_limit", "detached"))
+            if (card.healthy, card.is_closed) != (healthy, is_closed):
+                self._accounts.cards[uuid] = replace(card, healthy=healthy, is_closed=is_closed)
         return out[why] != before
 
     def is_unavailable(self, why: UnavailableReason) -> bool:

@@ -18,6 +18,7 @@ MOST_CHARS: Final = 64
 """Longest text of an attribute, by the API's rule."""
 
 CORDONED: Final = f"{DOMAIN}/cordoned"
+CLOSED: Final = f"{DOMAIN}/closed"
 UNHEALTHY: Final = f"{DOMAIN}/unhealthy"
 OVERUSED: Final = f"{DOMAIN}/over-used"
 
@@ -44,7 +45,14 @@ def order_by_room(cards: Sequence[Card], *, fullest_first: bool = True) -> list[
 
 
 def describe_device(
-    name: str, card: Card, gpu: GpuCard, unit_mib: int, driver: str | None, *, overused: bool = False
+    name: str,
+    card: Card,
+    gpu: GpuCard,
+    unit_mib: int,
+    driver: str | None,
+    *,
+    cordoned: bool = False,
+    overused: bool = False,
 ) -> dict[str, Any]:
     """Describe a card as a device.
 
@@ -53,6 +61,7 @@ def describe_device(
     of compute takes what is left of it, and counts nothing.
 
     Args:
+        cordoned: people keep it free.
         overused: processes of others, or pods beyond their share, leave nothing of it.
     """
     # As the API server writes them.
@@ -91,7 +100,12 @@ def describe_device(
         "allowMultipleAllocations": True,
     }
     # Where there are several reasons, the one that lasts longest is shown.
-    reasons = {UNHEALTHY: not card.healthy, CORDONED: card.cordoned, OVERUSED: overused}
+    reasons = {
+        UNHEALTHY: not card.healthy,
+        CORDONED: cordoned,
+        CLOSED: card.is_closed,
+        OVERUSED: overused,
+    }
     key = next((key for key, holds in reasons.items() if holds), None)
     if key is not None:
         device["taints"] = [{"key": key, "effect": "NoSchedule"}]

@@ -135,6 +135,7 @@ class SlicePublisher(Sink[SliceObject]):
                 gpus[card.uuid],
                 self._unit_mib,
                 self._driver(),
+                cordoned=card.uuid in ledger.cordoned,
                 # kube-scheduler knows of claims alone.
                 overused=charged[card.uuid] < card.size_units <= used[card.uuid],
             )

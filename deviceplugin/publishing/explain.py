@@ -20,7 +20,7 @@ def explain_node(accounts: NodeAccounts) -> dict[str, Any]:
                 "compute": compute[uuid],
                 "unaccounted_use": accounts.unaccounted_use.get(uuid, 0),
                 "healthy": card.healthy,
-                "cordoned": card.cordoned,
+                "is_closed": card.is_closed,
             }
             for (uuid, card), units in zip(accounts.cards.items(), charges.used_units(accounts), strict=True)
         ],

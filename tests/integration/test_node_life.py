@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from allocator.names import NODE_CARDS, NODE_CORDON, POD_CARDS, STARTUP_TAINT
 from allocator.records import load_cards
-from tests.integration.node_world import GIB, NODE, card, container, node_world
+from tests.integration.node_world import GIB, NODE, card, container, metrics, node_world
 from tests.waiting import until
 
 
@@ -150,6 +150,16 @@ async def test_a_cordon_that_cannot_be_read_changes_nothing():
         uid = world.bind("a", 1, on=0)
         await until(lambda: uid in world.holds)
         assert world.used == [8]
+
+
+async def test_a_card_with_all_its_clients_is_full_and_not_counted_as_cordoned():
+    async with node_world(8, 8) as world:
+        await world.settled([0, 0], set())
+        world.daemon.account.set_client_limit({card(0)})
+        world.api.patch_node(NODE, {"metadata": {"annotations": {NODE_CORDON: card(1)}}})
+        await world.settled([8, 8], set())
+        counted = (await metrics(world))["gpupack_card_cordoned"]
+        assert counted == {("Test card", card(0)): 0, ("Test card", card(1)): 1}
 
 
 async def test_a_lost_card_is_full_until_it_is_mended():

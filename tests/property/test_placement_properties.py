@@ -40,7 +40,7 @@ def nodes(draw, numa=NUMA):
             draw(st.integers(0, 20)),
             draw(st.integers(0, 22)),
             healthy=draw(st.integers(0, 9)) > 0,
-            cordoned=draw(st.integers(0, 9)) == 0,
+            is_closed=draw(st.integers(0, 9)) == 0,
             numa=draw(numa),
         )
         for index in range(draw(st.integers(0, 8)))
@@ -70,7 +70,7 @@ def pods(draw):
 def test_choice_is_the_head_of_a_plain_sort(cards, units, count):
     fitting = [
         i for i, card in enumerate(cards)
-        if card.healthy and not card.cordoned and card.size_units - card.used_units >= units
+        if card.healthy and not card.is_closed and card.size_units - card.used_units >= units
     ]  # fmt: skip
     for policy, sign in (("least-used", 1), ("most-used", -1)):
         order = sorted(fitting, key=lambda i: (sign * cards[i].used_units, i))

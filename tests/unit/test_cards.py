@@ -15,7 +15,7 @@ from allocator.errors import shown
         (16, 20, {}, 0),
         (16, -4, {}, 16),
         (16, 0, {"healthy": False}, 0),
-        (16, 0, {"cordoned": True}, 0),
+        (16, 0, {"is_closed": True}, 0),
     ],
 )
 def test_free_units(size, used, state, free):

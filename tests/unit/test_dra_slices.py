@@ -94,9 +94,9 @@ def test_a_card_gives_away_its_compute_and_a_claim_that_names_none_has_none(
     ("changes", "taints", "health"),
     [
         ({}, None, "healthy"),
-        ({"cordoned": True}, ["gpupack.io/cordoned"], "healthy"),
+        ({"is_closed": True}, ["gpupack.io/closed"], "healthy"),
         ({"healthy": False}, ["gpupack.io/unhealthy"], "unhealthy"),
-        ({"healthy": False, "cordoned": True}, ["gpupack.io/unhealthy"], "unhealthy"),
+        ({"healthy": False, "is_closed": True}, ["gpupack.io/unhealthy"], "unhealthy"),
     ],
 )
 def test_cards_that_take_no_pods_are_tainted(
@@ -107,22 +107,17 @@ def test_cards_that_take_no_pods_are_tainted(
     assert device["attributes"]["health"] == {"string": health}
 
 
-@pytest.mark.parametrize(("cordoned", "key"), [(False, "over-used"), (True, "cordoned")])
-def test_a_card_of_which_others_leave_nothing_is_tainted(cordoned: bool, key: str) -> None:
-    device = describe(replace(CARD, cordoned=cordoned), overused=True)
+@pytest.mark.parametrize(("closed", "key"), [(False, "over-used"), (True, "closed")])
+def test_a_card_of_which_others_leave_nothing_is_tainted(closed: bool, key: str) -> None:
+    device = describe(replace(CARD, is_closed=closed), overused=True)
     assert device["taints"] == [{"key": f"gpupack.io/{key}", "effect": "NoSchedule"}]
 
 
-@pytest.mark.parametrize(
-    ("others", "tainted"), [(0, False), (1, False), (79, True)], ids=["nobody", "a little", "everything"]
-)
-async def test_a_card_that_others_fill_is_published_as_over_used(others: int, tainted: bool) -> None:
-    ledger = Ledger([CARD])
-    account = LedgerService(ledger, lambda: None, "gpupack.io/gpu-memory-gib")
-    ledger.set_unaccounted_use({UUID: others})
+def published_taints(ledger: Ledger) -> list[str]:
+    """Return the keys of the taints with which the ledger's one card is published."""
     publisher = SlicePublisher(
         cast("Any", None),
-        account,
+        LedgerService(ledger, lambda: None, "gpupack.io/gpu-memory-gib"),
         cast("Any", SimpleNamespace(node=None)),
         lambda: [GPU],
         node_name="n1",
@@ -134,7 +129,25 @@ async def test_a_card_that_others_fill_is_published_as_over_used(others: int, ta
     )
     (found,) = publisher.wanted()
     (device,) = found["spec"]["devices"]
-    assert [taint["key"] for taint in device.get("taints", [])] == ["gpupack.io/over-used"] * tainted
+    return [taint["key"] for taint in device.get("taints", [])]
+
+
+@pytest.mark.parametrize(
+    ("others", "tainted"), [(0, False), (1, False), (79, True)], ids=["nobody", "a little", "everything"]
+)
+async def test_a_card_that_others_fill_is_published_as_over_used(others: int, tainted: bool) -> None:
+    ledger = Ledger([CARD])
+    ledger.set_unaccounted_use({UUID: others})
+    assert published_taints(ledger) == ["gpupack.io/over-used"] * tainted
+
+
+@pytest.mark.parametrize(
+    ("why", "key"), [("cordoned", "cordoned"), ("client_limit", "closed"), ("detached", "closed")]
+)
+async def test_only_a_card_that_people_keep_free_is_published_as_cordoned(why: Any, key: str) -> None:
+    ledger = Ledger([CARD])
+    ledger.set_unavailable(why, {UUID})
+    assert published_taints(ledger) == [f"gpupack.io/{key}"]
 
 
 def test_what_is_not_known_of_a_card_is_no_attribute() -> None:
@@ -160,8 +173,8 @@ def test_many_devices_are_several_slices_of_one_pool() -> None:
 
 
 def test_defaults_of_the_api_server_are_no_difference() -> None:
-    (wanted,) = make_slices("n1", [describe(replace(CARD, cordoned=True)), {"name": "b"}], OWNER)
-    (found,) = make_slices("n1", [describe(replace(CARD, cordoned=True)), {"name": "b"}], OWNER)
+    (wanted,) = make_slices("n1", [describe(replace(CARD, is_closed=True)), {"name": "b"}], OWNER)
+    (found,) = make_slices("n1", [describe(replace(CARD, is_closed=True)), {"name": "b"}], OWNER)
     found["spec"]["pool"]["generation"] = 7
     found["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-01T00:00:00Z"
     assert not differs(wanted, found)
@@ -175,5 +188,5 @@ def test_defaults_of_the_api_server_are_no_difference() -> None:
 
 def test_a_taint_that_is_to_go_is_a_difference() -> None:
     (wanted,) = make_slices("n1", [describe()], OWNER)
-    (found,) = make_slices("n1", [describe(replace(CARD, cordoned=True))], OWNER)
+    (found,) = make_slices("n1", [describe(replace(CARD, is_closed=True))], OWNER)
     assert differs(wanted, found)

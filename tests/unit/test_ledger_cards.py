@@ -90,7 +90,7 @@ def test_a_card_that_is_sick_from_the_start_is_so_until_it_is_healthy() -> None:
     ledger = Ledger([replace(card("c0", 8), healthy=False), replace(card("c1", 8), index=1)])
     assert ledger.set_unavailable("cordoned", {"c1"})
     assert not ledger.set_unavailable("cordoned", {"c1"})
-    assert [(each.cordoned, each.healthy) for each in ledger.installed] == [(False, False), (True, True)]
+    assert [(each.is_closed, each.healthy) for each in ledger.installed] == [(False, False), (True, True)]
     ledger.set_healthy("c0", True)
     assert ledger.used() == (0, 8)
 
@@ -100,10 +100,11 @@ def test_what_is_out_of_use_is_full_and_to_the_kubelet_unhealthy_if_nobody_may_h
     ledger = Ledger([card("c0", 8)])
     ledger.set_unavailable(why, {"c0"})
     (out,) = ledger.installed
-    assert (out.healthy, out.cordoned) == (
+    assert (out.healthy, out.is_closed) == (
         (False, False) if why in {"unhealthy", "not_enforced"} else (True, True)
     )
     assert ledger.used() == (8,)
+    assert ledger.cordoned == ({"c0"} if why == "cordoned" else set())
 
 
 def test_all_cards_are_kept_out_where_those_with_units_are() -> None:
@@ -135,7 +136,10 @@ def test_a_cordon_stays_with_its_card_and_health_comes_with_the_list(world: Worl
     world.ledger.set_unavailable("cordoned", {"c1"})
     world.ledger.set_healthy("c1", False)
     install(world, n0=4, c1=8)
-    assert [(each.cordoned, each.healthy) for each in world.ledger.installed] == [(False, True), (True, True)]
+    assert [(each.is_closed, each.healthy) for each in world.ledger.installed] == [
+        (False, True),
+        (True, True),
+    ]
 
 
 def test_a_pod_bound_to_a_card_that_is_gone_goes_elsewhere(world: World) -> None:

@@ -168,7 +168,7 @@ def test_explain_shows_everything_as_json():
     world.allocate(ids("c1", 6, 7), "b")
     world.ledger.set_unaccounted_use({"c1": 1})
     told = explain_node(world.ledger.accounts)
-    every = {"size": 8, "compute": 0, "healthy": True, "cordoned": False}
+    every = {"size": 8, "compute": 0, "healthy": True, "is_closed": False}
     assert told["cards"] == [
         {"uuid": "c0", "used": 3, "charged": 3, "unaccounted_use": 0, **every},
         {"uuid": "c1", "used": 3, "charged": 2, "unaccounted_use": 1, **every},

@@ -61,7 +61,7 @@ def test_golden_choices_by_the_tighter_of_memory_and_compute(policy, compute, ch
 
 @pytest.mark.parametrize("policy", CARD_POLICIES.names())
 def test_cards_out_of_play(policy):
-    cards = node([0, 0, 0, 0], healthy=[False, True, True, True], cordoned=[False, True, False, False])
+    cards = node([0, 0, 0, 0], healthy=[False, True, True, True], is_closed=[False, True, False, False])
     assert choose(cards, 4, 1, policy) in {(2,), (3,)}
     assert sorted(choose(cards, 4, 2, policy)) == [2, 3]
     assert choose(cards, 4, 3, policy) is None

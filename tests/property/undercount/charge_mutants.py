@@ -149,7 +149,7 @@ CHARGE_MUTANTS = (
     Mutant(
         "node: a card out of use is full",
         charges.used_units,
-        "if not card.healthy or card.cordoned",
+        "if not card.healthy or card.is_closed",
         "if False",
         plain,
         also=(
