@@ -194,6 +194,19 @@ class PodRequest:
             for each in (c.units // self.cards,)
         )
 
+    def compute_units(self, size: int) -> int:
+        """Compute the units of GPU memory over all its cards, each of which has `size` units."""
+        return sum(demand.units_on(size) * demand.cards for demand in self.demands)
+
+    def make_hardness_key(self, size: int) -> tuple[int, int, int]:
+        """Make the sort key of pods on cards of `size` units, the hardest to place first.
+
+        That is the one with most units on a card, then most compute of a card, then most units in all.
+        """
+        units = max(demand.units_on(size) for demand in self.demands)
+        compute = max(demand.compute for demand in self.demands)
+        return -units, -compute, -self.compute_units(size)
+
     def demand_of(self, container: str) -> Demand:
         """Find the demand that a container which asks belongs to."""
         return next(demand for demand in self.demands if container in demand.containers)

@@ -122,7 +122,8 @@ class Packer:
 
         Each node is of the shape that the pods left fill best, a smaller one before a larger one.
         """
-        order = sorted(kinds, key=_sort_by_size, reverse=True)
+        largest = int(self._shapes.cluster.state.nodes.size.max(initial=0))
+        order = sorted(kinds, key=lambda kind: _make_size_key(kind, largest))
         left = {id(kind): list(kind.pods) for kind in order if self.shapes_for(kind)}
         new_nodes: list[NewNode] = []
         while len(new_nodes) < most and any(left.values()):
@@ -171,13 +172,7 @@ class Packer:
         return all(name in self.shapes_for(kind) and node.take(pod, kind) for pod, kind in pods)
 
 
-def _sort_by_size(kind: EquivalentPods) -> tuple[int, ...]:
-    """Sort kinds: what is hardest to place first."""
-    demands = kind.request.demands
-    per_card = max(demand.per_card for demand in demands)
-    return (
-        per_card * max(d.cards for d in demands),
-        kind.request.effective_units,
-        max(demand.compute for demand in demands),
-        kind.amounts.cpu_milli,
-    )
+def _make_size_key(kind: EquivalentPods, size: int) -> tuple[int, ...]:
+    """Make the sort key of kinds on cards of `size` units: what takes most of a node first."""
+    most = max(demand.units_on(size) * demand.cards for demand in kind.request.demands)
+    return (-most, *kind.request.make_hardness_key(size), -kind.amounts.cpu_milli)

@@ -88,7 +88,7 @@ def find_gang(cluster: Cluster, pod: Pod) -> WaitingGang | None:
         if request is not None:
             requirements = HostRequirements.from_pod(pods[0])
             kinds.append(GangMembers(cluster.make_query(request, requirements), requirements, len(pods)))
-    own, *others = _leave_out(kinds, spare - len(refused))
+    own, *others = _leave_out(cluster, kinds, spare - len(refused))
     return WaitingGang(
         name,
         size,
@@ -116,10 +116,10 @@ def _count_there(cluster: Cluster, pod: Pod, members: Sequence[Pod]) -> int:
     return sum(read_requested_unit(each) is not None for each in (*members, *succeeded))
 
 
-def _leave_out(kinds: Sequence[GangMembers], spare: int) -> Iterator[GangMembers]:
+def _leave_out(cluster: Cluster, kinds: Sequence[GangMembers], spare: int) -> Iterator[GangMembers]:
     """Leave out so many pods, those that ask for most first, but of the first kind the last one."""
     counts = {kind: kind.pods for kind in kinds}
-    for kind in sorted(kinds, key=_hardness):
+    for kind in _sort_by_hardness(cluster, kinds):
         left_out = min(max(0, spare), kind.pods - (kind is kinds[0]))
         counts[kind] -= left_out
         spare -= left_out
@@ -248,7 +248,7 @@ def place_together(
     hosts: dict[str, ScratchNode] = {}
     keys = {term.topology_key for kind in kinds for term in kind.requirements.anti_affinity} | {HOSTNAME}
     taken: dict[GangMembers, set[tuple[str, str]]] = {}
-    for kind in sorted(kinds, key=_hardness):
+    for kind in _sort_by_hardness(cluster, kinds):
         taken[kind] = set()
         apart = [
             (apart_keys, there)
@@ -276,11 +276,10 @@ def place_together(
         yield kind, left
 
 
-def _hardness(kind: GangMembers) -> tuple[int, int, int]:
-    """Order pods, those that need most of a card first."""
-    demands = kind.query.request.demands
-    units, compute = (max(each) for each in zip(*((d.per_card, d.compute) for d in demands), strict=True))
-    return -units, -compute, -kind.query.request.effective_units
+def _sort_by_hardness(cluster: Cluster, kinds: Sequence[GangMembers]) -> list[GangMembers]:
+    """Sort pods of a gang, the hardest to place first, as the queue does."""
+    largest = int(cluster.state.nodes.size.max(initial=0))
+    return sorted(kinds, key=lambda kind: kind.query.request.make_hardness_key(largest))
 
 
 def _make_scratch_node(cluster: Cluster, name: str, leaving: Collection[str]) -> ScratchNode:

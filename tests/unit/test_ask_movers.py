@@ -122,6 +122,18 @@ def test_pods_of_a_gang_with_most_compute_are_placed_first_among_those_of_one_si
     assert can_fit_together(found, kinds)
 
 
+def test_percent_of_a_card_counts_as_its_units_where_pods_of_a_gang_are_sorted():
+    """25 percent of a card of 16 are 4 units; placed first, they leave one of the others no room."""
+    found = World((Node("a", (16, 16)),)).cluster
+    containers = [ContainerRequest("main", units, "main") for units in (10, 8, 6, 4, 25)]
+    requests = [PodRequest((container,), percent=container.units == 25) for container in containers]
+    kinds = [
+        GangMembers(found.make_query(request, require_of_any_pod()), require_of_any_pod(), 1)
+        for request in requests
+    ]
+    assert can_fit_together(found, kinds)
+
+
 def test_of_many_nodes_those_are_tried_that_have_the_compute():
     """A pod is tried on so many of them only: the fullest ones had none left."""
     full = (Pod("full", 8, "a", (0,), compute=100),)

@@ -123,6 +123,25 @@ def test_pods_of_one_size_with_most_compute_are_packed_first():
     assert asked(plan) == [(160, *(f"default/w{at}" for at in range(4)))]
 
 
+def test_percent_of_a_card_counts_as_its_units_where_pods_are_packed():
+    """25 percent of a card of 16 are 4 units; packed first, they leave one of the others no room.
+
+    All five fit on one node, which the autoscaler adds by the sums: none is asked for.
+    """
+
+    def ask_for_share(item):
+        for amounts in item["spec"]["containers"][0]["resources"].values():
+            del amounts[MEMORY]
+            amounts[PERCENT_RESOURCE] = "25"
+
+    full = [Pod(f"f{card}", 15, "n1", (card,)) for card in (0, 1)]
+    five = [waits(f"w{at}", units) for at, units in enumerate((10, 8, 6, 4, 4))]
+    changes = {"w4": ask_for_share, "n1": offer({PERCENT_RESOURCE: "200"})}
+    plan = plan_of(grown([Node("n1", (16, 16))], [*full, *five], **changes), rules=KARPENTER)
+    assert asked(plan) == []
+    assert {pod: said for pod, said in outcomes(plan).items() if said != "sum_short"} == {"w4": "covered"}
+
+
 @pytest.mark.parametrize(
     ("limit", "placeholders", "outcome"),
     [(50, [], "no_shape"), (100, [2, 2], "asked"), (200, [4], "asked")],

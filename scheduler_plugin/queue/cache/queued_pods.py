@@ -269,7 +269,7 @@ class Gang:
             for queued_pod in ready
             if queued_pod.requirements is not None
         ]
-        pods.sort(key=lambda pod: (pod[1].make_hardness_key(0), pod[0]))
+        pods.sort(key=lambda pod: (pod[1].request.make_hardness_key(0), pod[0]))
         first = min(queued_pods, key=lambda queued_pod: (queued_pod.waiting_since, queued_pod.uid))
         requirements = GangRequirements(self.uid, tuple(pods))
         data = frozenset().union(*(queued_pod.queue_info.data for queued_pod in queued_pods))

@@ -33,7 +33,9 @@ class QuotaUsage:
         if not requirements.percent:
             return np.full(nodes.row_count, requirements.units, dtype=np.int64)
         largest, at = np.unique(nodes.size.max(axis=1, initial=0), return_inverse=True)
-        units = np.array([requirements.compute_units(size) for size in largest.tolist()], dtype=np.int64)
+        units = np.array(
+            [requirements.request.compute_units(size) for size in largest.tolist()], dtype=np.int64
+        )
         return units[at]
 
     def list_members(self, needs: Needs, uid: str) -> Sequence[Member]:
@@ -43,7 +45,7 @@ class QuotaUsage:
         if not needs.percent:
             return needs.members
         largest = int(self._state.nodes.size.max(initial=0))
-        return sorted(needs.members, key=lambda member: member[1].make_hardness_key(largest))
+        return sorted(needs.members, key=lambda member: member[1].request.make_hardness_key(largest))
 
     def compute_least_units(self, needs: Needs, rows: BoolArray | None = None) -> int:
         """Compute the smallest charge of a pod or a gang, over all nodes where it may go.
@@ -99,7 +101,7 @@ class QuotaUsage:
             return None
         sizes = dict(zip(nodes.uuids[row], nodes.size[row].tolist(), strict=False))
         found = _count_card_units(requirements.request, assigned or {}, sizes)
-        return requirements.compute_units(int(nodes.size[row].max())) if found is None else found
+        return requirements.request.compute_units(int(nodes.size[row].max())) if found is None else found
 
     def compute_pod_units(self, record: PodRecord, requirements: PodRequirements) -> int | None:
         """Compute the units that an admitted pod is charged; None while its cards are unknown."""

@@ -26,7 +26,7 @@ class PodRequirements:
         """
         if self.percent:
             raise StateError("units of a pod that asks for percent; allowed: to ask for those on a node")
-        return self.compute_units(0)
+        return self.request.compute_units(0)
 
     @cached_property
     def percent(self) -> bool:
@@ -37,15 +37,6 @@ class PodRequirements:
     def shape(self) -> "PodRequirements":
         """Key that is equal for pods that fit on the same nodes."""
         return self
-
-    def compute_units(self, size: int) -> int:
-        """Compute the units of GPU memory over all its cards, each of which has `size` units."""
-        return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)
-
-    def make_hardness_key(self, size: int) -> tuple[int, int]:
-        """Sort key of pods on cards of `size` units, the hardest to place first: most units, then compute."""
-        demands = self.request.demands
-        return -max(demand.units_on(size) for demand in demands), -max(demand.compute for demand in demands)
 
     @cached_property
     def _hash(self) -> int:
