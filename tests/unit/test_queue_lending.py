@@ -156,10 +156,13 @@ def test_the_headline() -> None:
 def test_the_second_stage_waits_for_the_first() -> None:
     """Also for a first-stage workload that is added when the second stage was eligible already."""
     waiting: WaitingWorkloads[str] = WaitingWorkloads()
-    waiting.add(free("r1", job="j"))
+    second = free("r1", job="j")
+    waiting.add(second)
     assert not waiting.waits_for_stage("r1")
+    assert waiting.is_first_of_group(second)
     waiting.add(local("m1", job="j"))
     assert waiting.waits_for_stage("r1")
+    assert not waiting.is_first_of_group(second)
     waiting.remove("m1")
     assert waiting.waits_for_stage("r1"), "m1 runs"
     waiting.finish_first_stage("m1", "j")

@@ -58,7 +58,10 @@ class QueueState:
         return self.form is not None and self.form.stop_policy == "None"
 
     def is_next(self, workload: QueuedWorkload[Needs]) -> bool:
-        """Return True if a workload is next: the oldest of a strict queue, else the oldest of its group."""
+        """Return True if a workload is next: the oldest of a strict queue, else the oldest of its group.
+
+        One that waits for the first stage of its job is in no group, and never next.
+        """
         if self.form is not None and self.form.is_strict:
             oldest = self.waiting.get_oldest()
             return oldest is not None and oldest.uid == workload.uid

@@ -210,7 +210,7 @@ class ReservationManager:
         one.
         """
         admission, uid = self._admission, workload.uid
-        if not queue.is_open or queue.waiting.waits_for_stage(uid) or not queue.is_next(workload):
+        if not queue.is_open or not queue.is_next(workload):
             return False
         pods, reservations = (
             admission.quota_usage.list_members(workload.requirements, uid),
