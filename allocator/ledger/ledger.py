@@ -357,6 +357,14 @@ class Ledger:
                 shares[uuid][uid] = count
         return shares
 
+    def live_pods_by_card(self) -> dict[str, list[Pod]]:
+        """List the pods of each card that hear of its trouble; one that has ended is only charged on."""
+        pods = self._accounts.pods
+        return {
+            uuid: [pods[uid].pod for uid in shares if pods[uid].is_live]
+            for uuid, shares in self.allocated_units_by_pod().items()
+        }
+
     def published_holds(self) -> dict[str, dict[int, int]]:
         """Units of the pods that `used` contains, by UID of the API and the card's position in the words."""
         position = {uuid: number for number, uuid in enumerate(self._accounts.cards)}

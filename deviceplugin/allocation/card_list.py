@@ -80,7 +80,7 @@ class CardList:
         self._notices.add_models({card.uuid: card.model for card in cards})
         ledger = self._account.ledger
         sizes = {card.uuid: card.size_units for card in ledger.installed}
-        held, pods = ledger.allocated_units_by_pod(), ledger.accounts.pods
+        held, live = ledger.allocated_units_by_pod(), ledger.live_pods_by_card()
         gone = ledger.set_cards(cards)
         self._gpus = tuple(gpus)
         came = [card.uuid for card in cards if card.uuid not in before]
@@ -90,7 +90,7 @@ class CardList:
             for card, gpu in zip(cards, gpus, strict=True)
             if card.size_units < min(sizes.get(card.uuid, 0), sum(held.get(card.uuid, {}).values()))
         }
-        left = {uuid: [pods[uid].pod for uid in held[uuid] if pods[uid].bound] for uuid in (*gone, *small)}
+        left = {uuid: live[uuid] for uuid in (*gone, *small)}
         log.info(
             "the cards have changed",
             came=came,

@@ -104,10 +104,9 @@ class CardHealth:
         changed = [uuid for uuid in dict.fromkeys(uuids) if uuid in known]
         if not changed:
             return
-        promises, pods = ledger.allocated_units_by_pod(), ledger.accounts.pods
+        live = ledger.live_pods_by_card()
         for uuid in changed:
-            on_it = [pods[uid].pod for uid in promises[uuid] if pods[uid].bound]
-            self._log_health(uuid, sorted(on_it, key=lambda pod: (pod.namespace, pod.name)))
+            self._log_health(uuid, sorted(live[uuid], key=lambda pod: (pod.namespace, pod.name)))
             ledger.set_healthy(uuid, self.is_healthy(uuid))
         self._on_change()
         self._account.notify_subscribers()

@@ -9,7 +9,9 @@ from allocator.ledger import Ledger, PodAccount
 from deviceplugin.allocation.card_list import CardList, find_lost_cards
 from deviceplugin.allocation.inventory import cards_in_units
 from deviceplugin.allocation.ledger_service import LedgerService
-from deviceplugin.gpus.api.source import GpuCard
+from deviceplugin.gpus.api.health import HealthTracker
+from deviceplugin.gpus.api.source import GpuCard, HealthEvent
+from deviceplugin.monitoring.card_health import CardHealth
 from deviceplugin.node_events import NodeEvents
 from tests.checkpoint_world import FakeCheckpoint
 from tests.ledger_world import RESOURCE, ids, pod
@@ -30,7 +32,9 @@ class Node:
         self.checkpoint = FakeCheckpoint()
         ledger = Ledger(cards_in_units(gpus, GIB))
         self.account = LedgerService(ledger, self.checkpoint.read, RESOURCE)
-        notices = NodeEvents(lambda ref, _, why, said: self.events.append((ref.name, why, said)), "n", {})
+        notices = self.notices = NodeEvents(
+            lambda ref, _, why, said: self.events.append((ref.name, why, said)), "n", {}
+        )
         self.cards = CardList(self.account, gpus, GIB, notices, lambda: None)
         ledger.apply_pod_list([pod("a", 5, "c0"), pod("b", 3, "c1")], 0, 0)
         self.checkpoint.write("a", ids("c0", *range(5)))
@@ -65,6 +69,22 @@ def test_whose_card_has_less_than_they_hold_is_told(now: GpuCard, told: list[str
     if told:
         assert all((now.error or "4 units") in said for _, _, said in node.events)
         assert node.events[-1][2].endswith("delete the pod")
+
+
+@pytest.mark.parametrize("now", [[gpu(0, error="lost"), gpu(1)], [gpu(0, 4), gpu(1)], [gpu(1)]])
+def test_a_pod_that_has_ended_and_is_still_charged_is_not_told_to_be_deleted(now: list[GpuCard]) -> None:
+    node = Node()
+    node.account.ledger.apply_pod_list([pod("b", 3, "c1")], 1, 0)
+    assert node.account.ledger.allocated_units_by_pod()["c0"] == {"a": 5}
+    assert "pod-a" not in node.take(*now)
+
+
+def test_the_health_of_a_card_is_told_to_pods_that_live() -> None:
+    node = Node()
+    health = CardHealth(node.account, HealthTracker(quiet_s=60), node.notices, lambda: None)
+    node.account.ledger.apply_pod_list([pod("b", 3, "c1")], 1, 0)
+    health.apply_events([HealthEvent(card, healthy=False, reason="lost") for card in ("c0", "c1")])
+    assert [name for name, why, _ in node.events if why == "GPUUnhealthy"] == ["n", "n", "pod-b"]
 
 
 def test_nobody_is_told_twice_of_one_loss() -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from allocator.cards import Card
+from allocator.ledger import Pod
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.health import HealthTracker
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess, GpuSample, HealthEvent
@@ -56,10 +57,12 @@ class Ledger:
         self.health: dict[str, bool] = {}
         self.out: dict[str, list[str]] = {}
         self.installed = [Card(0, "GPU-a", "Card", 10, 0)]
-        self.accounts = SimpleNamespace(pods={"pod": SimpleNamespace(bound=False)})
 
     def allocated_units_by_pod(self) -> dict[str, dict[str, int]]:
         return {"GPU-a": {"pod": 2}}
+
+    def live_pods_by_card(self) -> dict[str, list[Pod]]:
+        return {"GPU-a": []}
 
     def set_unaccounted_use(self, units: dict[str, int]) -> bool:
         changed, self.pressure = units != self.pressure, units
