@@ -155,6 +155,7 @@ class Bench:
 class _Gpu:
     schedulable_mib = 8192
     memory_node = None
+    parent = None
 
 
 GPUS = (_Gpu(), _Gpu())

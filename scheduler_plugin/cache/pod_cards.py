@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from allocator.cards import Card
 from allocator.podcards import (
@@ -15,8 +16,10 @@ from allocator.podcards import (
 )
 from allocator.request import PodRequest
 from scheduler_plugin.cache.charges import NodeRecord
-from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.pods import PodRecord
+
+if TYPE_CHECKING:
+    from scheduler_plugin.cache.node_arrays import NodeArrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def count_freed_compute(ends: Counter[int], stays: Counter[int], limit: int) -> 
     return Counter({card: max(0, min(percent, limit - stays[card])) for card, percent in ends.items()})
 
 
-def read_pod_cards(nodes: NodeArrays, record: NodeRecord) -> PodCards:
+def read_pod_cards(nodes: "NodeArrays", record: NodeRecord) -> PodCards:
     """Find the units, and the percent of compute, that the pods of a node have on its cards."""
     evictable = nodes.evictable[record.row].tolist()
     units: dict[str, ByPosition] = {}

@@ -23,7 +23,7 @@ RECORDS = {
     "claimed": Record(HERE / "claimed", OF_CLAIMS, failures=(ViolationError, KeyError)),
     "grouped": Record(HERE / "grouped", OF_GROUPS),
     "onetruth": Record(HERE / "onetruth", OF_ONE_TRUTH, range(400), failures=(AssertionError,)),
-    "queuemodel": Record(HERE / "queuemodel", OF_THE_QUEUE, range(1000, 1020)),
+    "queuemodel": Record(HERE / "queuemodel", OF_THE_QUEUE, range(1000, 1120)),
     "queued": Record(HERE / "queued", OF_TWO_QUEUES),
 }
 
