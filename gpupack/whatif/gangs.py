@@ -12,8 +12,8 @@ from gpupack.whatif.kube_checks import (
     count_alike,
     find_apart_keys,
     find_places,
-    has_unchecked_affinity,
     keep_apart,
+    wants_near,
 )
 from kubeapi.objects import Pod
 from kubeapi.selectors import HOSTNAME
@@ -59,7 +59,7 @@ class WaitingGang:
         """Tell whether any of its pods wants another one near."""
         kinds = ((own, self.pods), *((kind.requirements, kind.pods) for kind in self.others))
         return any(
-            has_unchecked_affinity(one, other)
+            wants_near(one, other)
             for (one, pods), (other, _) in product(kinds, repeat=2)
             if one is not other or pods > 1
         )

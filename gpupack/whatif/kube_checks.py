@@ -161,8 +161,8 @@ def must_be_apart(one: HostRequirements, other: HostRequirements) -> bool:
     return HOSTNAME in find_apart_keys(one, other)
 
 
-def has_unchecked_affinity(one: HostRequirements, other: HostRequirements) -> bool:
-    """Tell whether a pod wants another of its gang near; of anti-affinity see `find_apart_keys`."""
+def wants_near(one: HostRequirements, other: HostRequirements) -> bool:
+    """Tell whether a pod requires to be near another one."""
     if one.pod is None or other.pod is None:
         return False
     own, others = one.pod.metadata, other.pod.metadata
