@@ -18,7 +18,8 @@ from scheduler_plugin.cache.pods import is_own_placeholder
 IMAGE: Final = "gpupack.io/placeholder:never-pulled"
 MESSAGE: Final = "stands for pods that no card of the cluster can take: a cluster autoscaler is to add a node"
 _NAMED: Final = 50
-_MORE: Final = ",and "
+MORE: Final = "and "
+"""How the last of the names begins where some pods are not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,7 @@ class Placeholder:
     @property
     def named(self) -> str:
         more = len(self.stands_for) - _NAMED
-        return ",".join(self.stands_for[:_NAMED]) + (f"{_MORE}{more} more" if more > 0 else "")
-
-
-def stands_for_more(annotation: str) -> bool:
-    """Tell whether an annotation leaves names of pods out."""
-    return _MORE in annotation
+        return ",".join((*self.stands_for[:_NAMED], *([f"{MORE}{more} more"] if more > 0 else [])))
 
 
 def make_placeholder(

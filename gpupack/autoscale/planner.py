@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from allocator.names import NODE_HOST, NODE_LABEL, PLACEHOLDER_FOR
+from allocator.names import NODE_HOST, NODE_LABEL
 from gpupack.autoscale.packing import NewNode, Packer
-from gpupack.autoscale.placeholders import Placeholder, make_placeholder, stands_for_more
+from gpupack.autoscale.placeholders import MORE, Placeholder, make_placeholder
 from gpupack.autoscale.shapes import (
     GROUP_LABELS,
     CardSet,
@@ -39,11 +39,11 @@ from gpupack.autoscale.waiting_pods import (
 from gpupack.inventory.objects import is_chosen_for_daemon
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import GangMembers, find_gang_key, place_together
+from gpupack.whatif.objects import list_stood_for
 from gpupack.whatif.what_if import WhatIf
 from kubeapi.selectors import HOSTNAME
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.pods import is_placeholder
 from scheduler_plugin.scheduling.node_fit import can_run_on
 
 STARTING_S: Final = 900.0
@@ -262,14 +262,10 @@ class Planner:
 
 def find_asked_before(cluster: Cluster, pods: Mapping[str, WaitingPod]) -> set[str]:
     """Find the pods, given by UID, for which placeholders stand that are in the cluster already."""
-    annotations = [
-        pod.metadata.get_annotation(PLACEHOLDER_FOR) or ""
-        for pod in cluster.pods.values()
-        if is_placeholder(pod) and not pod.metadata.is_terminating
-    ]
-    if any(stands_for_more(annotation) for annotation in annotations):
+    living = (pod for pod in cluster.pods.values() if not pod.metadata.is_terminating)
+    named = {name for pod in living for name in list_stood_for(pod)}
+    if any(name.startswith(MORE) for name in named):
         return set(pods)
-    named = {name for annotation in annotations for name in annotation.split(",")}
     return {uid for uid, waiting in pods.items() if waiting.pod.full_name in named}
 
 

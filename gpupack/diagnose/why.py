@@ -10,7 +10,6 @@ from allocator.names import (
     COMPUTE_RESOURCE,
     OWN_PREFIX,
     PERCENT_RESOURCE,
-    PLACEHOLDER_FOR,
     POD_ASSIGNED,
     POD_REQUEUED,
     SCHEDULER_NAME,
@@ -32,7 +31,7 @@ from gpupack.whatif.gangs import (
 )
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import NodeResults, collect_node_results
-from gpupack.whatif.objects import list_gates, waits_in_queue
+from gpupack.whatif.objects import list_gates, list_stood_for, waits_in_queue
 from gpupack.whatif.unknown_requests import describe_unknowns, find_policy_refusal
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.objects import Pod
@@ -153,8 +152,8 @@ class _PodExplainer:
         return self._make_answer("failed", text, notes=_advice(status.reason, status.message))
 
     def explain_placeholder(self) -> PodExplanation:
-        stands_for = self._pod.metadata.get_annotation(PLACEHOLDER_FOR) or "nobody any more"
-        text = f"never runs: it asks a cluster autoscaler for a node, for {stands_for.replace(',', ', ')}"
+        stands_for = ", ".join(list_stood_for(self._pod)) or "nobody any more"
+        text = f"never runs: it asks a cluster autoscaler for a node, for {stands_for}"
         return self._make_answer("pending", text)
 
     def explain_deletion(self) -> PodExplanation:
@@ -338,8 +337,7 @@ class _PodExplainer:
         return notes + [
             f"pod {pod.full_name} stands for it, and asks a cluster autoscaler for a node"
             for pod in self._cluster.pods.values()
-            if is_placeholder(pod)
-            and self._pod.full_name in (pod.metadata.get_annotation(PLACEHOLDER_FOR) or "").split(",")
+            if self._pod.full_name in list_stood_for(pod)
         ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from allocator.claims import ClaimObject
-from allocator.names import POD_REQUEUED
+from allocator.names import PLACEHOLDER_FOR, POD_REQUEUED
 from gpupack.errors import InputError
 from gpupack.inventory.kubectl_json import ALL_ALLOWED, read_items
 from kubeapi.objects import (
@@ -15,7 +15,7 @@ from kubeapi.objects import (
     Pod,
     PodDisruptionBudget,
 )
-from scheduler_plugin.cache.pods import is_held_by_queue, is_of_batch_mode, is_requeued
+from scheduler_plugin.cache.pods import is_held_by_queue, is_of_batch_mode, is_own_placeholder, is_requeued
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,12 @@ def list_gates(pod: Pod) -> list[str]:
 def waits_in_queue(pod: Pod) -> bool:
     """Tell whether it is the queue that a pod without a node waits for, also if batch mode binds it."""
     return is_held_by_queue(pod) or is_of_batch_mode(pod)
+
+
+def list_stood_for(pod: Pod) -> list[str]:
+    """List the pods for which a placeholder of gpupack's asks for a node, as it names them; else none."""
+    named = pod.metadata.get_annotation(PLACEHOLDER_FOR) if is_own_placeholder(pod) else None
+    return named.split(",") if named else []
 
 
 class Revision(NamedTuple):

@@ -25,6 +25,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import find_apart_keys
 from kubeapi.selectors import Expression, NodeTerm
 from scheduler_plugin.cache.amounts import Amounts
+from scheduler_plugin.cache.pods import is_placeholder
 from tests.autoscale_world import (
     NOW,
     WALL_S,
@@ -329,6 +330,16 @@ def test_a_new_leader_does_not_wait_again_for_pods_that_were_asked_for(named, ou
     free = grown([*nodes, Node("n2", (80, 80))], [*pods, waits("waits", 40)])
     assert outcomes(planner.plan(free.cluster, 101.0, WALL_S)) == {"waits": "fits"}
     assert outcomes(planner.plan(cluster, 102.0, WALL_S)) == {"waits": "grace"}
+
+
+def test_a_new_leader_believes_no_placeholder_that_gpupack_did_not_make():
+    nodes, pods = fragments()
+    world = grown(nodes, [*pods, waits("waits", 40)])
+    cluster = with_placeholders(world)
+    for pod in cluster.pods.values():
+        if is_placeholder(pod):
+            pod.metadata.labels = {}
+    assert outcomes(Planner().plan(cluster, 100.0, WALL_S)) == {"waits": "grace"}
 
 
 def test_where_a_placeholder_names_not_all_of_its_pods_a_new_leader_waits_for_none():
