@@ -7,6 +7,7 @@ from allocator.errors import AllocatorError
 from allocator.names import (
     DEFAULT_CARD_POLICY,
     LARGEST_NUMBER,
+    MAX_UNIT_MIB,
     MIB_PER_GIB,
     PERCENT_RESOURCE,
     resource_name,
@@ -38,7 +39,9 @@ class Settings(HttpAddress):
         allowed=values.SERVES,
         help="How pods get their cards here: dra serves ResourceClaims, on Kubernetes 1.36 or later.",
     )
-    unit_mib: int = option(MIB_PER_GIB, help="MiB of one unit; names the resource.")
+    unit_mib: int = option(
+        MIB_PER_GIB, least=1, most=MAX_UNIT_MIB, help="MiB of one unit; names the resource."
+    )
     compute_limit_percent: int = option(
         WHOLE,
         least=1,
@@ -183,10 +186,6 @@ class Settings(HttpAddress):
         faults = []
         if not is_subdomain(self.node_name):
             faults.append(f"--node-name {self.node_name!r}; allowed: the name of a Node object, {SUBDOMAIN}")
-        try:
-            resource_name(self.unit_mib)
-        except AllocatorError as error:
-            faults.append(f"--unit-mib: {error}")
         from allocator.policy import card_policy
 
         try:

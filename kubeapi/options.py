@@ -85,9 +85,9 @@ def _find_faults(name: str, value: Any, known: Option) -> list[str]:
     if known.allowed and value not in known.allowed:
         return [f"{name} {value!r}; allowed: {', '.join(known.allowed)}"]
     if known.least is not None and not known.least <= value < float("inf"):
-        return [f"{name} {value:g}; allowed: {_describe_range(known)}"]
+        return [f"{name} {value:.16g}; allowed: {_describe_range(known)}"]
     if known.most is not None and value > known.most:
-        return [f"{name} {value:g}; allowed: {_describe_range(known)}"]
+        return [f"{name} {value:.16g}; allowed: {_describe_range(known)}"]
     return []
 
 

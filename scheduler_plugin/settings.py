@@ -9,9 +9,9 @@ from allocator.errors import AllocatorError
 from allocator.names import (
     DEFAULT_CARD_POLICY,
     DEFAULT_NODE_POLICY,
+    MAX_UNIT_MIB,
     MIB_PER_GIB,
     SCHEDULER_NAME,
-    resource_name,
 )
 from kubeapi.addresses import HttpAddress, find_address_faults, is_loopback
 from kubeapi.options import find_faults, option
@@ -66,7 +66,9 @@ class Settings(ElectionOptions, HttpAddress):
         zero_means="all",
         help="Nodes filter returns; 0 for all that fit.",
     )
-    unit_mib: int = option(MIB_PER_GIB, help="MiB of one unit; names the resource.")
+    unit_mib: int = option(
+        MIB_PER_GIB, least=1, most=MAX_UNIT_MIB, help="MiB of one unit; names the resource."
+    )
     tls_cert: str | None = option(
         None, name="tls-cert-file", metavar="FILE", help="PEM; with the key, the server speaks TLS only."
     )
@@ -139,10 +141,6 @@ class Settings(ElectionOptions, HttpAddress):
             faults.append(str(error))
         try:
             ClusterPolicies(card_policy_name=self.card_policy)
-        except AllocatorError as error:
-            faults.append(str(error))
-        try:
-            resource_name(self.unit_mib)
         except AllocatorError as error:
             faults.append(str(error))
         return faults

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allocator.errors import AllocatorError
-from allocator.names import MIB_PER_GIB, NODE_HOST, SYSTEM_NAMESPACE, resource_name
+from allocator.names import MAX_UNIT_MIB, MIB_PER_GIB, NODE_HOST, SYSTEM_NAMESPACE
 from gpupack.encodings import to_utf8
 from gpupack.errors import InputError
 from kubeapi.addresses import HttpAddress, find_address_faults
@@ -44,7 +43,9 @@ class AutoscaleSettings(ElectionOptions, HttpAddress):
 
     kubeconfig: str | None = kubeconfig_option()
     http: str = option("127.0.0.1:8915", help="HOST:PORT of health, metrics, status.")
-    unit_mib: int | None = option(None, help="MiB of one unit. Default: what most nodes publish.")
+    unit_mib: int | None = option(
+        None, least=1, most=MAX_UNIT_MIB, help="MiB of one unit. Default: what most nodes publish."
+    )
     shapes: str | None = option(
         None, metavar="FILE", help="YAML with machine types that may have no node yet."
     )
@@ -112,11 +113,6 @@ class AutoscaleSettings(ElectionOptions, HttpAddress):
             faults.append("--consolidate with --no-keep-nodes; allowed: both, or neither")
         if not is_label(self.namespace):
             faults.append(f"--namespace {self.namespace!r}; allowed: {LABEL}")
-        if self.unit_mib is not None:
-            try:
-                resource_name(self.unit_mib)
-            except AllocatorError as error:
-                faults.append(str(error))
         if faults:
             raise SettingsError("\n".join(faults))
         self.declared()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
+from allocator.names import MAX_UNIT_MIB
 from gpupack.cli.common import (
     FAILED,
     Command,
@@ -39,7 +40,7 @@ def source_options(command: Command) -> Command:
         cluster_options,
         click.option(
             "--unit-mib",
-            type=click.IntRange(1, 1 << 20),
+            type=click.IntRange(1, MAX_UNIT_MIB),
             metavar="MIB",
             help="MiB of a unit. Default: of the pod asked about, else what most nodes publish.",
         ),

@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from allocator.names import MAX_UNIT_MIB, MIB_PER_GIB
 from gpupack.cli.common import FAILED, exit_with_faults, file_option, print_lines, version_option
 
 MIGRATE_HELP = """Rewrite manifests that ask for GPUs as HAMi, Volcano, KAI, Run:ai, gpushare or NVIDIA's
@@ -37,14 +38,19 @@ docs/migration has tables of what becomes what.
     show_default=True,
     help="What one aliyun.com/gpu-mem is: --memory-unit of gpushare's device plugin.",
 )
-@click.option("--unit-mib", type=click.IntRange(1), default=1024, show_default=True, help="As of the nodes.")
+@click.option(
+    "--unit-mib",
+    type=click.IntRange(1, MAX_UNIT_MIB),
+    default=MIB_PER_GIB,
+    show_default=True,
+    help="As of the nodes.",
+)
 @click.option("--scheduler-name", default="gpupack-scheduler", show_default=True, help="For pods that ask.")
 @click.option("--strict", is_flag=True, help="Write nothing, and fail, where something is not translated.")
 @version_option
 def migrate(
     filename: str, gpu_gib: int | None, gpushare_unit: str, unit_mib: int, scheduler_name: str, strict: bool
 ) -> None:
-    from allocator.names import resource_name
     from gpupack.encodings import read_input
     from gpupack.errors import InputError
     from gpupack.migration.documents import migrate as rewritten
@@ -54,7 +60,6 @@ def migrate(
     if not is_subdomain(scheduler_name):
         raise click.BadParameter(f"{scheduler_name!r}; allowed: {SUBDOMAIN}", param_hint="'--scheduler-name'")
     try:
-        resource_name(unit_mib)
         name = "standard input" if filename == "-" else filename
         text = read_input(filename, _decode)
         options = MigrationOptions(

@@ -383,7 +383,7 @@ async def test_without_the_lease_nothing_is_written(tmp_path: Path) -> None:
         ({"shapes": "/no/such/file"}, "shapes '/no/such/file': No such file or directory"),
         ({"consolidate": True, "keep_nodes": False}, "--consolidate with --no-keep-nodes; allowed: both"),
         ({"autoscaler": "other"}, "--autoscaler 'other'; allowed: cluster-autoscaler, karpenter"),
-        ({"unit_mib": 0}, "unit of 0 MiB; allowed: 1 to"),
+        ({"unit_mib": 0}, "--unit-mib 0; allowed: 1 to 16777215"),
     ],
 )
 def test_settings_that_cannot_work_are_said_in_one_line(options: dict[str, Any], said: str) -> None:

@@ -134,7 +134,8 @@ def test_no_command_shows_the_help(run):
         (["node", "--quiet-s", "1m"], "'--quiet-s': '1m'; allowed: a number;"),
         (["fit", "8Gi"], "'UNITS...': '8Gi'; allowed: a whole number;"),
         (["migrate", "--gpu-gib", "10Gi"], "'10Gi'; allowed: a whole number from 1 to 4096;"),
-        (["migrate", "--unit-mib", "1Gi"], "'1Gi'; allowed: a whole number from 1;"),
+        (["migrate", "--unit-mib", "1Gi"], "'1Gi'; allowed: a whole number from 1 to 16777215;"),
+        (["fit", "8", "--unit-mib", "16777216"], "16777216 is not in the range 1<=x<=16777215"),
         (
             ["queue", "status", "-n"],
             "queue status: option '-n' requires an argument; see gpupack queue status",

@@ -29,7 +29,7 @@ def test_good_settings_pass(tmp_path):
         pytest.param({"gpus": "amd"}, "--gpus 'amd'; allowed: nvml, simulated", id="source"),
         pytest.param({"gpus": "simulated"}, "--profile: required", id="no profile"),
         pytest.param({"profile": "x"}, "--profile 'x': allowed with", id="profile of real cards"),
-        pytest.param({"unit_mib": 0}, "--unit-mib: unit of 0 MiB", id="unit"),
+        pytest.param({"unit_mib": 0}, "--unit-mib 0; allowed: 1 to 16777215", id="unit"),
         pytest.param({"card_policy": "best"}, '--card-policy: card policy "best"', id="policy"),
         pytest.param({"device_plugin_dir": Path("/nowhere")}, "--device-plugin-dir '/nowhere'", id="folder"),
         pytest.param({"kubeconfig": "/nowhere"}, "--kubeconfig '/nowhere'", id="kubeconfig"),

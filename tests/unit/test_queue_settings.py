@@ -40,7 +40,7 @@ def test_every_fault_is_told_at_once() -> None:
         "'8911'",
         "best",
         "worst",
-        "of 0 MiB",
+        "--unit-mib 0;",
         "'A'",
         "'_'",
         "3 s",

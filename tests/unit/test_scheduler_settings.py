@@ -48,7 +48,7 @@ def test_addresses(http: str, host: str, port: int) -> None:
             'parameter "speed" does not exist; allowed: resources',
         ),
         ({"card_policy": "any"}, 'card policy "any"; allowed:'),
-        ({"unit_mib": 0}, "unit of 0 MiB"),
+        ({"unit_mib": 16777216}, "--unit-mib 16777216; allowed: 1 to 16777215"),
         ({"shortlist": -1}, "--shortlist -1; allowed: 0 (all) to 100000"),
         ({"shortlist": 100_001}, "--shortlist 100001; allowed: 0 (all) to 100000"),
         ({"tls_cert": "/x"}, "allowed: both files or none"),

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from allocator.errors import AllocatorError
-from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GIB, resource_name
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MAX_UNIT_MIB, MIB_PER_GIB
 from kubeapi.addresses import HttpAddress, find_address_faults
 from kubeapi.options import find_faults, option
 from kubeapi.process_options import (
@@ -71,7 +72,7 @@ class QueueSettings(ElectionOptions, HttpAddress):
         help="A parameter of the node policy; may be repeated. The configuration may have others.",
     )
     card_policy: str = option(DEFAULT_CARD_POLICY, help="As of the scheduler.")
-    unit_mib: int = option(MIB_PER_GIB, help="MiB of one unit.")
+    unit_mib: int = option(MIB_PER_GIB, least=1, most=MAX_UNIT_MIB, help="MiB of one unit.")
     leader_elect: bool = option(False, shown=False, help="Only the leader admits pods.")
     lease_name: str = option("gpupack-queue")
     committer: str | None = option(
@@ -138,9 +139,8 @@ class QueueSettings(ElectionOptions, HttpAddress):
             *find_faults(self),
         ]
         for make in (
-            lambda: ClusterPolicies(self.node_policy, parameters=self.node_policy_parameters),
-            lambda: ClusterPolicies(card_policy_name=self.card_policy),
-            lambda: resource_name(self.unit_mib),
+            partial(ClusterPolicies, self.node_policy, parameters=self.node_policy_parameters),
+            partial(ClusterPolicies, card_policy_name=self.card_policy),
         ):
             try:
                 make()
