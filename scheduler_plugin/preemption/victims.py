@@ -56,6 +56,8 @@ class EvictionRules:
     going: Mapping[str, PodRecord] = field(default_factory=dict)
 
     def is_leaving(self, pod: PodRecord) -> bool:
+        # By the API server's clock, as nothing here notes when a deletion was seen, which the queue does
+        # (`QueuedPod.deleted_at`). If that clock is far behind, others may be evicted too early.
         is_deleted = pod.grace_ends_at is not None and self.wall_s < pod.grace_ends_at + OVERDUE_AFTER_S
         return is_deleted or pod.uid in self.going
 

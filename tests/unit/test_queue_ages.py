@@ -34,19 +34,26 @@ def test_a_restart_does_not_reset_how_long_pods_have_waited() -> None:
     assert [node for _, node in world.queue.update_reservations(world.now)] == ["n1"]
 
 
+def test_a_pod_that_comes_as_an_event_waits_since_then() -> None:
+    """Whatever an API server with a wrong clock says."""
+    world = QueueWorld(RESTARTED)
+    world.now = 23 * 3600.0
+    world.pod("early", 16, created=3600, live=True)
+    assert report_queues(world.queue, world.now)[0].oldest_wait_s == 0
+
+
 @pytest.mark.parametrize(
-    ("created", "live", "wall", "began"),
+    ("began", "wall", "expected"),
     [
-        (1000.0, False, 900.0, 100.0),  # a list: by its date
-        (1000.0, True, 900.0, 300.0),  # an event: now, whatever an API server with a wrong clock says
-        (9999.0, False, 900.0, 300.0),  # dated in the future
-        (0.0, False, 900.0, 300.0),  # not dated
-        (1000.0, False, None, 300.0),  # the time of day is not known
+        (1000.0, 900.0, 100.0),
+        (9999.0, 900.0, 300.0),  # dated in the future
+        (0.0, 900.0, 300.0),  # not dated
+        (1000.0, None, 300.0),  # the time of day is not known
     ],
 )
-def test_when_a_pod_began_to_wait(created: float, live: bool, wall: float | None, began: float) -> None:
+def test_when_something_began_before_the_process(began: float, wall: float | None, expected: float) -> None:
     """Seconds of the queue's clock, at its second 300."""
-    assert QueueClock(wall).get_wait_start_monotonic(created, 300.0, live=live) == began
+    assert QueueClock(wall).to_monotonic(began, 300.0) == expected
 
 
 def test_pods_of_a_later_list_come_after_those_before_it() -> None:

@@ -2,13 +2,15 @@
 
 import random
 from collections.abc import Iterable
+from datetime import timedelta
 from itertools import combinations
 
 import pytest
 
+from scheduler_plugin.queue.scheduler.borrowed import BorrowedPods
 from scheduler_plugin.queue.scheduler.reclaim import MAX_SEARCHES, Reclaimer, ReclaimPlan
 from tests.cluster_builders import in_percent
-from tests.queue_world import QueueWorld
+from tests.queue_world import NEW_YEAR, QueueWorld
 
 
 def world_of(own_a: int, own_b: int, more_a: str = "", more: str = "") -> QueueWorld:
@@ -261,7 +263,8 @@ def test_a_share_goes_where_the_fewest_must_go_for_its_quota() -> None:
     assert reclaim.reserved["uid-b0"].node == "small"
 
 
-def test_pods_that_are_being_deleted_are_awaited_and_nobody_goes_in_their_place() -> None:
+@pytest.mark.parametrize("begun", [0.0, 60.0])
+def test_pods_that_are_being_deleted_are_awaited_and_nobody_goes_in_their_place(begun: float) -> None:
     """Their room is kept for the lender; where one does not end, others go after all."""
     world = world_of(16, 16)
     world.node("n", (16, 16))
@@ -272,16 +275,56 @@ def test_pods_that_are_being_deleted_are_awaited_and_nobody_goes_in_their_place(
     world.pod("b0", 8, queue="b", created=50)
     assert world.admitted() == []
     reclaimer = Reclaimer(world.queue)
+    world.now = begun
     reclaim = find(world, reclaimer)
     assert reclaim is not None
     assert names(reclaim) == []
     reclaim.reserve(world.queue)
     world.pod("a4", 8, created=40)
-    assert [names(find(world, reclaimer)) for world.now in (1.0, 89.0, 103.0)] == [[], [], []]
+    assert [names(find(world, reclaimer)) for world.now in (begun + 1.0, 89.0, 103.0)] == [[], [], []]
     world.now = 104.0
     assert names(find(world, reclaimer)) == ["a2"]
     world.delete("uid-a3")
     assert world.admitted() == ["b0"]
+
+
+@pytest.mark.parametrize(
+    ("clock_s", "waits_s"),
+    [(-1800, 1860), (-3659, 1), (-3660, 0), (600, 3660)],
+    ids=["half an hour ago", "nearly late", "late", "clock ahead"],
+)
+def test_a_pod_deleted_before_the_queue_started_is_awaited_by_its_own_time(
+    clock_s: int, waits_s: int
+) -> None:
+    """Of an hour's grace what is left counts, and never more than that from when it is first seen."""
+    world = world_of(16, 16)
+    world.node("n", (16, 16))
+    for name in run(world, (8, 8, 8, 8)):
+        raw = world.objects[f"uid-{name}"]
+        world.queue.delete_pod(f"uid-{name}", 0.0)
+        ends = NEW_YEAR + timedelta(hours=1, seconds=clock_s)
+        deletion = {"deletionTimestamp": f"{ends:%Y-%m-%dT%H:%M:%SZ}", "deletionGracePeriodSeconds": 3600}
+        world.change(raw["metadata"]["uid"], metadata=deletion if name == "a3" else {})
+    world.pod("b0", 8, queue="b", created=50)
+    assert world.admitted() == []
+    borrowed = BorrowedPods(world.queue)
+    borrowed.update_pending(0.0)
+    leaves = [bool(borrowed.list_leaving(now)) for now in (max(0, waits_s - 1), waits_s)]
+    assert leaves == [waits_s > 0, False]
+
+
+def test_a_pod_deleted_again_with_a_shorter_grace_is_awaited_for_that() -> None:
+    """The API server moves the end of the grace period, counted from the first deletion."""
+    world = world_of(16, 16)
+    world.node("n", (16,))
+    (name,) = run(world, (8,))
+    borrowed, left = BorrowedPods(world.queue), []
+    for world.now, grace_s in ((100.0, 3600), (200.0, 30)):
+        ends = NEW_YEAR + timedelta(seconds=100 + grace_s)
+        deletion = {"deletionTimestamp": f"{ends:%Y-%m-%dT%H:%M:%SZ}", "deletionGracePeriodSeconds": grace_s}
+        world.change(f"uid-{name}", metadata=deletion)
+        left += [bool(borrowed.list_leaving(now)) for now in (189.0, 190.0, 3760.0)]
+    assert left == [True, True, False, True, False, False]
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["not held yet", "held by the words"])

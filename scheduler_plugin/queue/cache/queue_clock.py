@@ -18,7 +18,8 @@ class QueueClock:
     How long a pod has waited is measured with this process's monotonic clock. A pod that was created before
     this process started has waited since its creation by the wall clock, so a restart resets nothing. How
     long a pod has run is measured in the same way; for pods that ran before this process started, the node's
-    clock counts, but never a time before the pod's creation.
+    clock counts, but never a time before the pod's creation. For pods that were deleted before it started the
+    API server's clock counts.
 
     Args:
         wall: Seconds since 1970 when the clock that does not jump was at 0. None if that is not known:
@@ -47,21 +48,11 @@ class QueueClock:
         self._last = max(expected, math.nextafter(self._last, math.inf))
         return self._last
 
-    def get_wait_start_monotonic(self, created: float, now: float, *, live: bool) -> float:
-        """Return when a pod began to wait, by the monotonic clock; see `get_wait_start_wall`."""
-        if live or self._wall is None or created <= 0:
-            return now
-        return min(now, created - self._wall)
-
-    def get_run_start_monotonic(self, started: float, created: float, now: float) -> float:
-        """Return when a pod that was already on a node when first seen began to run, by the monotonic clock.
+    def to_monotonic(self, began: float, now: float) -> float:
+        """Return when something began that this process did not see begin, by the monotonic clock.
 
         Args:
-            started: When it began by its node's clock, seconds since 1970; 0: unknown.
-            created: When it was created, seconds since 1970; 0: unknown.
+            began: Seconds since 1970 by another clock; not above 0: unknown, it counts as begun now.
             now: Seconds of a clock that does not jump.
         """
-        began = max(started, created)
-        if self._wall is None or began <= 0:
-            return now
-        return min(now, began - self._wall)
+        return now if self._wall is None or began <= 0 else min(now, began - self._wall)

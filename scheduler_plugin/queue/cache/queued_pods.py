@@ -69,6 +69,7 @@ class QueuedPod:
             started.
         admitted_at: When it was admitted, in seconds; if the queue started later, when it first saw the pod.
         bound_at: When the pod was bound, in seconds of the queue's clock; only while it has a node.
+        deleted_at: When it was deleted, in seconds of the queue's clock; None if it is not being deleted.
         charged_queue: Queue whose quota counts the pod, empty for none.
         last_queue: The queue of its namespace that it belonged to last, empty for none.
         waiting_queue: Queue in which the pod waits, empty for none; pods of gangs wait with their gang.
@@ -89,6 +90,7 @@ class QueuedPod:
     wait_start: float
     admitted_at: float
     bound_at: float = 0.0
+    deleted_at: float | None = None
     charged_queue: str = ""
     last_queue: str = ""
     waiting_queue: str = ""

@@ -47,22 +47,16 @@ class BorrowedPods:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._protected: KeyedBackoff[str] = KeyedBackoff(*PROTECTED_S)
-        self._ending: dict[str, float] = {}
         self.pending: dict[str, PendingEvictions] = {}
 
     def update_pending(self, now: float) -> None:
-        """Update which pods are being deleted, and which are gone."""
+        """Update which pods that were evicted are gone, or should be."""
         pods = self._queue.queued_pods
         self._protected.pop_due(now)
         self._protected.forget_others(pods)
-        ending = {uid for uid, pod in pods.items() if pod.queue_info.ending}
-        self._ending = {uid: self._ending.get(uid, now) for uid in ending}
         for going in self.pending.values():
-            known = {uid: self._ending.get(uid, going.since) for uid in going.uids if uid in pods}
             going.uids = {
-                uid
-                for uid, since in known.items()
-                if not _is_overdue(pods[uid], max(since, going.since), now)
+                uid for uid in going.uids if uid in pods and not _is_overdue(pods[uid], going.since, now)
             }
 
     def protect_pod(self, uid: str, now: float) -> None:
@@ -70,13 +64,16 @@ class BorrowedPods:
         self._protected.failed(uid, now)
 
     def are_ending(self, uids: Collection[str]) -> bool:
-        return self._ending.keys() >= set(uids)
+        pods = self._queue.queued_pods
+        return all(uid in pods and pods[uid].deleted_at is not None for uid in uids)
 
     def list_leaving(self, now: float) -> list[QueuedPod]:
         """List pods whose cards are about to become free in any case."""
         evicted = set().union(*(going.uids for going in self.pending.values()))
         pods = self._queue.queued_pods
-        ending = {uid for uid, since in self._ending.items() if not _is_overdue(pods[uid], since, now)}
+        ending = {
+            uid for uid, pod in pods.items() if pod.deleted_at is not None and not _is_overdue(pod, now, now)
+        }
         return [pods[uid] for uid in sorted(evicted | ending) if pods[uid].phase is Phase.BOUND]
 
     def sum_freed(
@@ -171,6 +168,7 @@ def group_by_node(borrowed: Sequence[VictimGroup]) -> Mapping[str, list[VictimGr
     return found
 
 
-def _is_overdue(pod: QueuedPod, since: float, now: float) -> bool:
-    """Return True if a pod that was asked to end at `since` should have ended by now."""
+def _is_overdue(pod: QueuedPod, evicted_at: float, now: float) -> bool:
+    """Return True if a pod that is being deleted, or whose eviction was begun, should have ended by now."""
+    since = evicted_at if pod.deleted_at is None else pod.deleted_at
     return now - since >= pod.queue_info.grace_s + OVERDUE_AFTER_S

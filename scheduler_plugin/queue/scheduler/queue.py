@@ -169,10 +169,11 @@ class Queue:
             return
         requirements, fault = self._requirement_pool.get_requirements(record, queue_info, pod)
         phase = Phase.BOUND if record.node else Phase.GATED if queue_info.gated else Phase.ADMITTED
+        deleted_at = self._find_deletion(queued_pod, record, queue_info, now)
         if queued_pod is None:
             since = self._clock.get_wait_start_wall(queue_info.created, now, live=live)
-            began = self._clock.get_wait_start_monotonic(queue_info.created, now, live=live)
-            ran = self._clock.get_run_start_monotonic(record.started_at, queue_info.created, now)
+            began = now if live else self._clock.to_monotonic(queue_info.created, now)
+            ran = self._clock.to_monotonic(max(record.started_at, queue_info.created), now)
             queued_pod = QueuedPod(
                 record, queue_info, requirements, fault, phase, since, began, admitted_at=now, bound_at=ran
             )
@@ -188,6 +189,7 @@ class Queue:
             )
         self.gangs.move_pod(queued_pod, queue_info.gang)
         self.gangs.set_outside(uid, None)
+        queued_pod.deleted_at = deleted_at
         queued_pod.update(record, queue_info, requirements, fault, phase)
         self._membership.remember_queue(queued_pod)
         self._place_in_queue(queued_pod)
@@ -195,6 +197,16 @@ class Queue:
             (self.gangs if queued_pod.gang else self._requeue_finder).record_unschedulable(queued_pod, now)
         if phase is Phase.BOUND:
             self.charges.displace_pods(record.node)
+
+    def _find_deletion(
+        self, known: QueuedPod | None, record: PodRecord, queue_info: PodQueueInfo, now: float
+    ) -> float | None:
+        """Find when a pod was deleted, see `QueuedPod.deleted_at`."""
+        if record.grace_ends_at is None:
+            return None
+        if known is None:
+            return self._clock.to_monotonic(record.grace_ends_at - queue_info.grace_s, now)
+        return now if known.deleted_at is None else known.deleted_at
 
     def _find_phase(self, pod: QueuedPod, queue_info: PodQueueInfo, phase: Phase, now: float) -> Phase:
         if phase is Phase.GATED:
