@@ -1,7 +1,9 @@
 """Claims in quotas: what pods have that ask by ResourceClaims counts in their queue."""
 
+from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from scheduler_plugin.queue.controller.status import WaitReason, explain_pod, report_queues
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
+from tests.cluster_builders import MEMORY
 from tests.queue_world import TWO_QUEUES, QueueWorld
 
 OWN = "queues: [{name: a, nominalQuota: 16}, {name: b, nominalQuota: 16}]"
@@ -160,3 +162,15 @@ def test_nobody_is_evicted_where_claims_alone_have_what_a_lender_needs() -> None
     world.pod("lender", 16, queue="b")
     assert not world.admitted()
     assert Reclaimer(world.queue).find_plans(world.now) == []
+
+
+def test_a_pod_that_has_a_claim_is_told_what_is_free_where_claims_are_served() -> None:
+    """Its claim was made for a Binding that failed; no node with the device plugin may take it."""
+    world = QueueWorld(OWN)
+    world.node("plugin", (16,))
+    world.node("claims", (16,), (12,), extra={NODE_SERVES: SERVES_CLAIMS})
+    made = {"requestMappings": [{"resourceName": MEMORY}]}
+    uid = world.pod("p", 8, status={"extendedResourceClaimStatus": made})
+    assert not world.admitted()
+    said = explain_pod(world.queue, world.queue.queued_pods[uid], world.now)
+    assert said.message == "it needs 8 units on one card; the largest free card has 4"

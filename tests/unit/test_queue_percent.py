@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from allocator.names import POD_CARDS
+from allocator.names import PERCENT_RESOURCE, POD_CARDS
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.cluster_builders import in_percent
@@ -111,6 +111,17 @@ def test_a_full_small_card_and_a_large_one_beyond_the_quota() -> None:
         "Quota",
         "it needs 40 units; queue a uses 0 units of its quota of 16",
     )
+
+
+def test_a_card_whose_kubelet_serves_no_percent_is_not_the_largest_free_one() -> None:
+    """31 % of 16 units count for the 4 that are free on the other node."""
+    world = QueueWorld(n=(16,))
+    world.node("old", (16,), resources={PERCENT_RESOURCE: "0"})
+    world.pod("other", 12, spec={"nodeName": "n"}, gates=())
+    ask(world, "half", 50)
+    assert world.admitted() == []
+    (why,) = status.explain_waiting(world.queue, 0)
+    assert why.message == "it needs 50 percent of one card; the largest free card has 31"
 
 
 @pytest.mark.parametrize(("percent", "fits"), [(50, 2), (34, 3), (25, 4), (51, 1), (100, 1)])

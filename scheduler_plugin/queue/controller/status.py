@@ -447,7 +447,7 @@ def _explain_quota(cohort: Cohort, queue: QueueState, needs: int) -> str:
 def _explain_no_capacity(queue: Queue, requirements: PodRequirements) -> str:
     nodes, query = queue.state.nodes, queue.capacity.make_query(requirements)
     need = _format_need(requirements, queue.state.unit_mib)
-    usable = np.flatnonzero(nodes.usable)
+    usable = np.flatnonzero(nodes.mask_offering(query.request))
     able = usable[filter_nodes(nodes, query, usable)]
     if able.size:
         if queue.capacity.lacks_sum(requirements, able):
