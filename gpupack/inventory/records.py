@@ -117,6 +117,7 @@ class NodeRow:
             without a daemon, and when no card is healthy.
         known_units: amount of that resource in capacity: the kubelet sets it to 0 5 minutes after its plugin
             went.
+        usable: the extender does not exclude the node, whatever a pod asks for.
         revision: revision of the words, as a rule milliseconds since the epoch; None when they do not decode.
         pods: that are on the node and on no card that is known; empty unless they were asked for.
         foreign_gpus: GPUs that another device plugin offers there, by resource.
@@ -131,6 +132,7 @@ class NodeRow:
     resource: str | None = None
     offered_units: int = 0
     known_units: int = 0
+    usable: bool = False
     revision: int | None = None
     pods: tuple[PodRow, ...] = ()
     foreign_gpus: Mapping[str, int] = field(default_factory=dict)
@@ -151,4 +153,4 @@ class NodeRow:
     def takes_pods(self) -> bool:
         """Whether a pod that asks for GPU memory can start there."""
         alive = self.ready is not False and not self.unschedulable and not self.without_daemon
-        return alive and self.unit_mib is not None
+        return alive and self.usable

@@ -33,8 +33,10 @@ from gpupack.inventory.records import CardRow, NodeRow, PodRow
 from kubeapi.errors import make_printable
 from kubeapi.objects import Node
 from scheduler_plugin.cache.claim_charges import serves_claims
+from scheduler_plugin.cache.published_nodes import Exclusion, read_published
 
 _NO_WORDS = "publishes no words: no daemon has run here"
+_NOT_READ = "the scheduler cannot use its words: they are not in allocatable, or a card's size is impossible"
 
 
 def build_rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
@@ -81,10 +83,13 @@ def _build_row(node: Node, pods_by_node: PodsByNode | None, *, named: bool) -> N
         return replace(bare, error=str(error))
     if words is None:
         return replace(bare, error=_NO_WORDS) if named or is_chosen_for_daemon(node) else None
+    exclusion = read_published(node, words.layout.unit_mib).exclusion
     resource = resource_name(words.layout.unit_mib)
     # Where pods get their cards by claims the kubelet offers none of it, and pods wait for the daemon.
     claims, offered = serves_claims(node), sum(words.sizes)
     cards, holds, problems = _build_cards(words, node.metadata.annotations or {})
+    if exclusion in (Exclusion.NO_WORDS, Exclusion.CORRUPT) and not problems:
+        problems.append(_NOT_READ)
     pods: tuple[PodRow, ...] = ()
     if pods_by_node is not None:
         name = node.metadata.name
@@ -98,6 +103,7 @@ def _build_row(node: Node, pods_by_node: PodsByNode | None, *, named: bool) -> N
         resource=resource,
         offered_units=offered if claims else _units(allocatable, resource),
         known_units=offered if claims else _units(capacity, resource),
+        usable=exclusion is Exclusion.NONE,
         revision=words.revision,
         pods=pods,
     )

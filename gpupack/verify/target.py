@@ -95,14 +95,14 @@ def explain_no_card(rows: Sequence[NodeRow]) -> str:
 
 
 def _explain_node(row: NodeRow) -> str:
-    if row.unit_mib is None:
-        return row.error or "a node publishes no cards"
     if row.ready is False:
         return "a node is NotReady"
     if row.unschedulable:
         return "a node is cordoned"
     if row.without_daemon:
         return "a node has no device plugin of gpupack: its daemon does not run, or is not registered"
+    if row.unit_mib is None or not row.usable:
+        return row.error or "a node publishes no cards"
     if all(card.state != "ok" for card in row.cards):
         return "no card of a node takes pods: they are unhealthy or cordoned, or the daemon has ended"
     most_mib = max((card.free_units for card in row.cards), default=0) * row.unit_mib

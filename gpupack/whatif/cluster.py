@@ -28,9 +28,9 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.gang_names import read_gang_key
-from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.pods import parse_pod_request
+from scheduler_plugin.cache.published_nodes import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.request import SchedulingRequest

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -23,6 +22,7 @@ from scheduler_plugin.cache.arrays import (
 from scheduler_plugin.cache.card_inventory import CardInventory
 from scheduler_plugin.cache.compute_columns import ComputeColumns
 from scheduler_plugin.cache.node_index import NodeIndex
+from scheduler_plugin.cache.published_nodes import Exclusion
 from scheduler_plugin.cache.row_changes import RowChanges
 
 _ROW_ARRAYS: Final = (
@@ -42,17 +42,6 @@ _CARD_ARRAYS: Final = (
     "free",
     "evictable",
 )
-
-
-class Exclusion(IntEnum):
-    """Why no card of a node can be used, whatever the pod asks for."""
-
-    NONE = 0
-    VACANT = 1
-    NO_WORDS = 2
-    CORRUPT = 3
-    OTHER_UNIT = 4
-    NO_PLUGIN = 5
 
 
 class NodeArrays:

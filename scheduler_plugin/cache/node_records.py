@@ -8,8 +8,9 @@ from allocator.names import OWN_PREFIX, PERCENT_RESOURCE
 from allocator.quantity import recall_bytes, recall_integer, recall_milli
 from scheduler_plugin.cache.amounts import NOT_COUNTED, Amounts
 from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
-from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.pods import is_other_resource
+from scheduler_plugin.cache.published_nodes import Exclusion
 from scheduler_plugin.cache.signals import Signal
 
 

@@ -9,6 +9,7 @@ resource's sum, offers no such node. Whether the kubelet itself is alive is chec
 """
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Final
 
 import msgspec
@@ -35,12 +36,22 @@ from allocator.records import (
 from allocator.request import MAX_UNITS
 from kubeapi.objects import Node
 from scheduler_plugin.cache.claim_charges import serves_claims
-from scheduler_plugin.cache.node_arrays import Exclusion
 
 _MAX_ACCOUNTED: Final = 8 * MAX_UNITS
 """Units of pods on one card that are counted at most: anybody may have written `holds`."""
 
 _NO_HOLDS: Final = Holds(-1, frozenset())
+
+
+class Exclusion(IntEnum):
+    """Why no card of a node can be used, whatever the pod asks for."""
+
+    NONE = 0
+    VACANT = 1
+    NO_WORDS = 2
+    CORRUPT = 3
+    OTHER_UNIT = 4
+    NO_PLUGIN = 5
 
 
 class PublishedNode(msgspec.Struct, frozen=True):

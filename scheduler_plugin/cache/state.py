@@ -14,11 +14,10 @@ from scheduler_plugin.cache.charges import TOMBSTONE_S, AssumedPod, Charge, Char
 from scheduler_plugin.cache.claim_charges import serves_claims
 from scheduler_plugin.cache.claims import ClaimCache
 from scheduler_plugin.cache.group_holds import GroupHolds
-from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.node_records import NodeRecords, read_capacity
 from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.pods import PodRecord, read_pod
-from scheduler_plugin.cache.published_nodes import read_published
+from scheduler_plugin.cache.published_nodes import Exclusion, read_published
 from scheduler_plugin.cache.reservations import Reservations
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.versions import ObjectVersions, is_other_history

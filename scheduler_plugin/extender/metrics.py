@@ -12,7 +12,7 @@ from allocator.names import MIB
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.metrics import make_process_registry
 from scheduler_plugin.binding.batch_protocol import CommitOutcome
-from scheduler_plugin.cache.node_arrays import Exclusion
+from scheduler_plugin.cache.published_nodes import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.unschedulable_pods import INVALID, NOT_REFUSED, UnschedulablePods
 from scheduler_plugin.scheduling.reasons import FilterReason

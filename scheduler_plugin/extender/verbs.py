@@ -15,7 +15,6 @@ from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, IntArray, RowArray
 from scheduler_plugin.cache.cards import has_card
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
-from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.pod_groups import GroupKey
 from scheduler_plugin.cache.pods import (
     PodRecord,
@@ -25,6 +24,7 @@ from scheduler_plugin.cache.pods import (
     read_planned_uuids,
     requests_cards,
 )
+from scheduler_plugin.cache.published_nodes import Exclusion
 from scheduler_plugin.cache.reservations import ABOVE_ALL_PRIORITIES, Reservation
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState

@@ -12,7 +12,7 @@ from allocator.card_rules import NO_RULES, CardRules
 from allocator.names import POD_CONTAINERS, POD_MIXED_MODELS
 from allocator.quantity import format_memory
 from allocator.request import Demand
-from scheduler_plugin.cache.node_arrays import Exclusion
+from scheduler_plugin.cache.published_nodes import Exclusion
 
 REQUEUED: Final = "it was requeued: it waits in its queue again"
 """Said of every node to kube-scheduler, which tries pods that the queue has requeued like any other."""

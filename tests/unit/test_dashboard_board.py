@@ -18,7 +18,8 @@ GIB = 1024
 
 
 def tile(card, **more):
-    row = NodeRow("n", (card,), GIB, None, ready=True, resource="r", offered_units=80, known_units=80, **more)
+    served = {"ready": True, "resource": "r", "offered_units": 80, "known_units": 80, "usable": True}
+    row = NodeRow("n", (card,), GIB, None, **{**served, **more})
     return make_node_tile(row, {}).cards[0]
 
 

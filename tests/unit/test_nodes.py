@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from scheduler_plugin.cache.amounts import NOTHING, Amounts
-from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
+from scheduler_plugin.cache.published_nodes import Exclusion
 from scheduler_plugin.cache.row_changes import MAX_RECENT_CHANGES
 from scheduler_plugin.errors import StateError
 

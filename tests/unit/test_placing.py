@@ -7,7 +7,8 @@ from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cache.amounts import ONE_POD, Amounts
-from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
+from scheduler_plugin.cache.published_nodes import Exclusion
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import place_by_policy, place_on_node, score_nodes

@@ -25,9 +25,8 @@ from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.binding.pod_claims import FINALIZER, MOST_RESULTS, BoundPodClaim, claim_of
-from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.pods import read_pod
-from scheduler_plugin.cache.published_nodes import read_published
+from scheduler_plugin.cache.published_nodes import Exclusion, read_published
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.extender.verbs import Extender

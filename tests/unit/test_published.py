@@ -3,8 +3,7 @@ from collections.abc import Mapping
 import pytest
 
 from allocator.names import NODE_CARDS, NODE_HOLDS
-from scheduler_plugin.cache.node_arrays import Exclusion
-from scheduler_plugin.cache.published_nodes import PublishedNode, read_published
+from scheduler_plugin.cache.published_nodes import Exclusion, PublishedNode, read_published
 from tests.cluster_builders import node, uuid
 
 

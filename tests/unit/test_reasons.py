@@ -9,7 +9,8 @@ from allocator.selector import Selector
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import ORDER, _Sentences
 from scheduler_plugin.cache.amounts import ONE_POD
-from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
+from scheduler_plugin.cache.published_nodes import Exclusion
 from scheduler_plugin.extender.metrics import _REASONS
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes

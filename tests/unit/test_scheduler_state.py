@@ -7,7 +7,7 @@ import pytest
 
 from allocator.names import COMPUTE_RESOURCE, POD_ASSIGNED
 from scheduler_plugin.cache.charges import TOMBSTONE_S, Charge, ChargeRules, NodeRecord
-from scheduler_plugin.cache.node_arrays import Exclusion
+from scheduler_plugin.cache.published_nodes import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import container, node, pod, uuid
 from tests.state_world import assigned, assumed, bound, compute_free, free, state_with

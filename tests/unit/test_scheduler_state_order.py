@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_plugin.cache.charges import TOMBSTONE_S
-from scheduler_plugin.cache.node_arrays import Exclusion
+from scheduler_plugin.cache.published_nodes import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import StateError
 from tests.cluster_builders import node, pod, uuid

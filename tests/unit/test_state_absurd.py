@@ -6,7 +6,7 @@ import pytest
 
 from allocator.names import NODE_CARDS, POD_ASSIGNED
 from scheduler_plugin.cache.charges import ChargeRules
-from scheduler_plugin.cache.node_arrays import Exclusion
+from scheduler_plugin.cache.published_nodes import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import node, pod, uuid
 

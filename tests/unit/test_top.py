@@ -19,7 +19,7 @@ def alive(name, cards, unit_mib=1024, error=None, **more):
     units = sum(card.size_units for card in cards)
     resource = resource_name(unit_mib)
     plain = {"ready": True, "resource": resource, "offered_units": units, "known_units": units}
-    return NodeRow(name, cards, unit_mib, error, **{**plain, "revision": REVISION, **more})
+    return NodeRow(name, cards, unit_mib, error, **{**plain, "usable": True, "revision": REVISION, **more})
 
 
 def test_rows():
@@ -69,9 +69,13 @@ def test_instances_are_cordoned_with_their_card_for_its_reason():
 
 
 def test_words_in_capacity_alone_are_shown():
+    """The scheduler does not read them there."""
     only = node("n", [44], [4])
-    only["status"]["allocatable"] = {"cpu": "8"}
-    assert build_rows(listed(only))[0].cards == (CardRow(0, None, None, 44, 4),)
+    only["status"]["allocatable"] = {resource_name(1024): "44"}
+    (row,) = build_rows(listed(only))
+    assert row.cards == (CardRow(0, None, None, 44, 4),)
+    assert (row.without_daemon, row.takes_pods) == (False, False)
+    assert "not in allocatable" in row.error
 
 
 BARE = (CardRow(0, None, None, 44, 4), CardRow(1, None, None, 44, 44))

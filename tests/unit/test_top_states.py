@@ -60,6 +60,28 @@ def test_the_status_says_who_takes_no_pods_and_the_sums_leave_these_out(how, sta
     assert record["daemon"] is (how.get("allocatable") != 0)
 
 
+@pytest.mark.parametrize(
+    ("annotations", "takes"),
+    [
+        ({"cards": INVENTORY}, True),
+        ({"cards": "soup"}, False),
+        ({"cards": "[]"}, False),
+        ({"holds": "soup"}, False),
+        ({"cordon": "no card"}, True),
+    ],
+)
+def test_a_node_that_the_scheduler_cannot_read_takes_no_pods(annotations, takes):
+    (row,) = build_rows(listed(changed(**annotations)))
+    assert row.takes_pods is takes
+    assert sum_totals([row])[0].largest_request == (40 if takes else 0)
+
+
+def test_a_node_with_a_card_of_an_impossible_size_takes_no_pods():
+    (row,) = build_rows(listed(node("n", [(1 << 17) + 1], [0])))
+    assert not row.takes_pods
+    assert "a card's size is impossible" in row.error
+
+
 def test_a_node_that_serves_claims_needs_no_units_of_its_kubelet():
     (row,) = build_rows(listed(changed(allocatable=0, capacity=0, serves="dra")))
     assert row.takes_pods
@@ -165,7 +187,7 @@ def test_sums_by_unit():
     found = build_rows(
         listed(
             node("a", [44, 44, 44], [0, 6, 44]),
-            node("b", [79], [0], {"gpupack.io/cordon": "GPU-b", CARDS: "[]"}),
+            node("b", [79], [0], {"gpupack.io/cordon": "GPU-b"}),
             node("c", [158, 158], [0, 10], unit_mib=512),
             node("bad", **{"gpupack.io/packed-layout": "3"}),
             changed("off", unschedulable=True),

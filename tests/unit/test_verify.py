@@ -484,6 +484,7 @@ def test_what_fits_no_card_would_not_fit_if_others_ended(
         pytest.param([row([16], ready=False)], "NotReady", id="not-ready"),
         pytest.param([row([16], unschedulable=True)], "cordoned", id="cordoned"),
         pytest.param([row([16], offered_units=0)], "its daemon does not run", id="no-daemon"),
+        pytest.param([row([16], usable=False, error="annotation bad")], "annotation bad", id="not-read"),
         pytest.param([row([16], healthy=False)], "or the daemon has ended", id="unhealthy"),
         pytest.param([row([16], [13])], "3072 MiB free on its emptiest card; needed: 2 x 2048", id="full"),
     ],
