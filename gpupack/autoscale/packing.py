@@ -4,15 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpupack.autoscale.shapes import Shape, Shapes, describe_card_set
+from gpupack.autoscale.shapes import CARD_POLICY, Shape, Shapes, describe_card_set
 from gpupack.autoscale.waiting_pods import SENTENCES, EquivalentPods, Outcome, WaitingPod
 from gpupack.whatif.kube_checks import must_be_apart
 from gpupack.whatif.what_if import WhatIf
 from kubeapi.selectors import NodeTerm
 from scheduler_plugin.scheduling.scratch_node import ScratchNode
-
-CARD_POLICY: Final = "most-used"
-"""Packs tightest; kube-scheduler may need a further node where another policy spreads pods."""
 
 _NAMED: Final = 5
 

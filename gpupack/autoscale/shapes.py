@@ -13,7 +13,7 @@ from allocator.errors import QuantityError, shown
 from allocator.names import COMPUTE_RESOURCE, NODE_LABEL, STARTUP_TAINT
 from allocator.packing import MAX_NODE_CARDS
 from allocator.quantity import format_memory, parse_bytes, parse_milli, recall_integer
-from allocator.request import WHOLE
+from allocator.request import WHOLE, PodRequest
 from gpupack.autoscale.waiting_pods import with_compute
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
@@ -22,12 +22,13 @@ from kubeapi.bounded_yaml import load_yaml
 from kubeapi.names import LABEL_KEY, LABEL_VALUE, is_label_key, is_label_value
 from kubeapi.objects import Node, Pod
 from kubeapi.selectors import HOSTNAME, Taint
-from scheduler_plugin.cache.amounts import Amounts, sum_amounts
+from scheduler_plugin.cache.amounts import NOTHING, Amounts, sum_amounts
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.empty_nodes import make_empty_node
 from scheduler_plugin.cache.node_records import read_amount
 from scheduler_plugin.cache.pods import is_other_resource
 from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
+from scheduler_plugin.scheduling.scratch_node import ScratchNode
 
 INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
 
@@ -56,6 +57,9 @@ PASSING_TAINTS: Final = (
 )
 """How the keys of taints begin that a node has for a while only: a new node is thought to be without them."""
 
+CARD_POLICY: Final = "most-used"
+"""Packs tightest; kube-scheduler may need a further node where another policy spreads pods."""
+
 _EXAMPLES: Final = 16
 """Nodes of a shape that stand for all of its nodes."""
 
@@ -73,8 +77,8 @@ class Shape:
 
     Attributes:
         name: For people, and unlike that of every other shape.
-        node: Such a node, as it is when all its parts have started, and beside `pods`. A learned one offers
-            the most units over all cards that a ready node of the shape offers.
+        node: Such a node, as it is when all its parts and `pods` have started. A learned one offers the most
+            units over all cards that a ready node of the shape offers.
         offered: The fewest units that a ready node of the shape offers: an autoscaler may take that very node
             for its template.
         compute: Percent of compute over all cards that an autoscaler knows such a node to offer: as much as
@@ -192,6 +196,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
         amounts = empty[example.name]._replace(units=max(offered), percent=0)
         labels = _common_labels(example, members)
         name = f"{labels.get(INSTANCE_TYPE) or describe_card_set(card_set, cluster.unit_mib)} #{number + 1}"
+        requests = (cluster.state.pods[uid].charged for uid in everywhere[example.name])
         shapes.append(
             Shape(
                 name,
@@ -203,6 +208,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
                     taints,
                     amounts,
                     _learn_compute_limit(cluster, members),
+                    [request for request in requests if request is not None],
                 ),
                 card_set,
                 min(offered),
@@ -280,12 +286,24 @@ def _empty_node(
     taints: tuple[Taint, ...],
     amounts: Amounts,
     compute_limit: int = WHOLE,
+    requests: Sequence[PodRequest] = (),
 ) -> Node:
+    """Make a node on whose cards only pods are that ask for this."""
     cards = [(model, size * unit_mib) for model, size in card_set]
+    node = ScratchNode(
+        [
+            Card(at, "", model, size, 0, compute_limit=compute_limit)
+            for at, (model, size) in enumerate(card_set)
+        ],
+        NOTHING,
+    )
+    for request in requests:
+        node.put_pod(request, CARD_POLICY, NOTHING)
+    used = [(card.used_units, card.compute_used) for card in node.cards]
     kept = {key: value for key, value in labels.items() if key != HOSTNAME}
     labels = {**kept, NODE_LABEL: "true"}
     return make_empty_node(
-        name, cards, unit_mib, amounts, labels, taints, cards_of="new", compute_limit=compute_limit
+        name, cards, unit_mib, amounts, labels, taints, cards_of="new", compute_limit=compute_limit, used=used
     )
 
 

@@ -21,13 +21,15 @@ def make_empty_node(
     *,
     cards_of: str = "",
     compute_limit: int,
+    used: Sequence[tuple[int, int]] = (),
 ) -> Node:
-    """Make a Node on which no pod is.
+    """Make a Node on which no pod is, but for those that have `used`.
 
     Args:
         amounts: What it offers. Where no GPU memory or percent is among it, that is what a daemon offers.
         cards_of: Stands in the UUIDs of its cards; empty: its name.
         compute_limit: Percent of its compute that each card gives away.
+        used: Units and percent of compute in use on each card; none where it is empty.
     """
     offered: dict[str, str | int] = {
         "cpu": f"{amounts.cpu_milli}m",
@@ -37,8 +39,9 @@ def make_empty_node(
     }
     annotations = {}
     if cards:
-        sizes, none = [mib // unit_mib for _, mib in cards], [0] * len(cards)
-        words = NodeWords.of(unit_mib, sizes, none, 1, compute_limit, none if compute_limit else ())
+        sizes = [mib // unit_mib for _, mib in cards]
+        units, compute = zip(*(used or [(0, 0)] * len(cards)), strict=True)
+        words = NodeWords.of(unit_mib, sizes, units, 1, compute_limit, compute if compute_limit else ())
         offered[resource_name(unit_mib)] = str(amounts.units or sum(sizes))
         offered[PERCENT_RESOURCE] = str(amounts.percent or 2 * WHOLE * len(cards))
         offered[COMPUTE_RESOURCE] = str(compute_limit * len(cards))

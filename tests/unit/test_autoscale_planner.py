@@ -219,6 +219,20 @@ def test_a_new_node_is_filled_with_what_its_daemons_leave_of_its_sum():
     ]
 
 
+def test_no_node_is_asked_for_whose_daemons_would_leave_no_card_free_enough():
+    """The sum of a new node suffices, yet each one would be added in vain."""
+    agent = Pod("agent", 8, "n1", (0,))
+    for units, outcome in ((152, "no_shape"), (144, "fits")):
+        pods = [agent, waits("waits", units, count=2)]
+        plan = plan_of(grown([Node("n1", (80, 80))], pods, agent=of_daemon_set))
+        assert outcomes(plan) == {"waits": outcome}
+    two = [waits("w1", 76), waits("w2", 76)]
+    nodes, pods = fragments(4, free=50)
+    agents = [replace(agent, name=f"agent-{node.name}", node=node.name) for node in nodes]
+    changes = {pod.name: of_daemon_set for pod in agents}
+    assert len(asked(plan_of(grown(nodes, [*pods, *agents, *two], **changes)))) == 2
+
+
 def test_one_node_with_an_unhealthy_card_does_not_make_new_nodes_smaller():
     """An autoscaler may take another node for its template."""
     nodes, pods = fragments(4, free=30)
