@@ -20,11 +20,11 @@ from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.limit_plan import plan_limits
 from deviceplugin.enforcement.limit_setter import LimitJob, LimitOutcome
 from deviceplugin.enforcement.limit_state import ContainerLimit, LimitedPod
+from deviceplugin.host.cgroups import parse_pod_uid
 from deviceplugin.host.containers import (
     PodFolders,
     list_container_cgroups,
     parse_log_name,
-    parse_pod_uid,
     read_container_cgroups,
 )
 from kubeapi.stepper import Stepper

@@ -70,6 +70,12 @@ def find_process_place(cgroup_text: str) -> ProcessPlace | None:
     return None
 
 
+def parse_pod_uid(name: str) -> str | None:
+    """Read the UID out of the name of a pod's cgroup; None if it is none."""
+    place = find_process_place(name)
+    return place.uid if place is not None else None
+
+
 class ProcessOwners:
     """Looks up where processes run; one that ended and is still asked about keeps the place it had."""
 

@@ -14,7 +14,6 @@ from deviceplugin.host.cgroups import find_pod_parents, list_directories, list_p
 
 _CONTAINER: Final = re.compile(r"^(?:([a-z][a-z0-9-]*)-)?([0-9a-f]{64})(?:\.scope)?$")
 _LOG: Final = re.compile(r"^[^_]+_[^_]+_([^_]+)-([0-9a-f]{64})\.log$")
-_POD: Final = re.compile(r"(?:^|-)pod([0-9a-f_-]{32,36})(?:\.slice)?$")
 _MONITOR: Final = "conmon"
 
 
@@ -32,12 +31,6 @@ def parse_log_name(name: str) -> tuple[str, str] | None:
     """
     found = _LOG.match(name)
     return (found[2], found[1]) if found else None
-
-
-def parse_pod_uid(name: str) -> str | None:
-    """Read the UID out of the name of a pod's cgroup; None if it is none."""
-    found = _POD.search(name)
-    return found[1].replace("_", "-") if found else None
 
 
 class PodFolders:

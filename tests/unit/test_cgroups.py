@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.host.cgroups import CgroupProbe, PodCgroups, ProcessOwners, ProcessPlace, find_process_place
+from deviceplugin.host.cgroups import (
+    CgroupProbe,
+    PodCgroups,
+    ProcessOwners,
+    ProcessPlace,
+    find_process_place,
+    parse_pod_uid,
+)
 
 UID = "0f3c6a52-1b2d-4c3e-9f00-aabbccddeeff"
 SLICE = UID.replace("-", "_")
@@ -56,6 +63,21 @@ STATIC = "0123456789abcdef0123456789abcdef"
 def test_the_pod_of_a_cgroup(text: str, uid: str | None) -> None:
     place = find_process_place(text)
     assert (place.uid if place is not None else None) == uid
+
+
+@pytest.mark.parametrize(
+    ("name", "uid"),
+    [
+        (f"pod{UID}", UID),
+        (f"kubepods-burstable-pod{SLICE}.slice", UID),
+        (f"pod{UID.upper()}", UID),
+        (f"pod{STATIC}", STATIC),
+        ("pod" + "-" * 34, None),
+        ("burstable", None),
+    ],
+)
+def test_the_pod_that_a_cgroup_is_named_after_is_that_of_its_processes(name: str, uid: str | None) -> None:
+    assert parse_pod_uid(name) == uid
 
 
 def process(proc: Path, pid: int, text: str) -> None:
