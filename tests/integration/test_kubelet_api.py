@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from standins.apiserver.server import ApiServer
-from standins.kubelet.process import Delays
 from tests.kubelet_world import RESOURCE, World, cards_of, pod, world
 from tests.waiting import until
 
@@ -37,18 +36,6 @@ async def test_makes_its_node_and_reports_devices() -> None:
         assert api.node("n1")["metadata"]["labels"]["kubernetes.io/hostname"] == "n1"
 
 
-async def test_capacity_follows_health_and_the_plugin() -> None:
-    async with cluster() as (api, here):
-        await until(lambda: api.objects("nodes") and resources(api, "allocatable").get(RESOURCE) == "16")
-        here.allocator.health["GPU-0::0"] = False
-        here.plugin.send_devices()
-        await until(lambda: resources(api, "allocatable")[RESOURCE] == "15")
-        assert resources(api, "capacity")[RESOURCE] == "16"
-        await here.stop_registrar()
-        await until(lambda: resources(api, "allocatable")[RESOURCE] == "0")
-        assert resources(api, "capacity")[RESOURCE] == "16"
-
-
 async def test_runs_a_bound_pod() -> None:
     async with cluster() as (api, here):
         created = add(api, pod("a", 3))
@@ -66,53 +53,6 @@ async def test_a_pod_bound_later_by_a_scheduler() -> None:
         await until(lambda: api.objects("nodes"))
         api.bind_pod("default", "a", "n1")
         await until(lambda: phase(api, "a") == "Running")
-
-
-async def test_a_refused_pod_has_failed_with_the_reason() -> None:
-    async with cluster() as (api, here):
-        created = add(api, pod("a", 9))
-        await until(lambda: phase(api, "a") == "Failed")
-        status = api.pod("default", "a")["status"]
-        assert status["reason"] == "UnexpectedAdmissionError"
-        assert "no card with 9 free units" in status["message"]
-        assert (created["metadata"]["uid"], "m0") not in here.kubelet.containers
-
-
-async def test_graceful_deletion() -> None:
-    async with cluster(delays=Delays(stop_s=0.1)) as (api, here):
-        add(api, pod("a", 3))
-        await until(lambda: phase(api, "a") == "Running")
-        api.delete_pod("default", "a", 30)
-        assert api.has_pod("default", "a")
-        await until(lambda: not api.has_pod("default", "a"))
-        assert not here.kubelet.running_pods()
-        add(api, pod("b", 8))
-        add(api, pod("c", 8))
-        await until(lambda: phase(api, "b") == phase(api, "c") == "Running")
-
-
-async def test_a_pod_that_finishes() -> None:
-    async with cluster() as (api, here):
-        created = add(api, pod("a", 3))
-        await until(lambda: phase(api, "a") == "Running")
-        here.kubelet.finish(created["metadata"]["uid"])
-        await until(lambda: phase(api, "a") == "Succeeded")
-        assert not (await here.listed()).pods
-
-
-async def test_restart_with_the_api_server_away() -> None:
-    async with cluster() as (api, here):
-        created = add(api, pod("a", 3))
-        await until(lambda: phase(api, "a") == "Running")
-        held = here.ids(created, "m0")
-        await api.away(True)
-        await here.kubelet.restart()
-        await here.registered()
-        assert not (await here.listed()).entries
-        assert here.ids(created, "m0") == held
-        await api.away(False)
-        await here.kubelet.synced()
-        assert set((await here.listed()).entries["default", "a", "m0"][RESOURCE]) == held
 
 
 async def test_statuses_wait_for_the_api_server() -> None:
@@ -134,18 +74,6 @@ async def test_pods_deleted_while_the_kubelet_was_away_are_killed() -> None:
         assert here.kubelet.running_pods() == {created["metadata"]["uid"]}
         await here.kubelet.start()
         await until(lambda: not here.kubelet.running_pods())
-
-
-async def test_a_pod_created_again_under_its_name() -> None:
-    async with cluster() as (api, here):
-        first = add(api, pod("a", 3))
-        await until(lambda: phase(api, "a") == "Running")
-        api.delete_pod("default", "a", 0)
-        second = add(api, pod("a", 4))
-        await until(lambda: phase(api, "a") == "Running")
-        assert len(here.ids(second, "m0")) == 4
-        assert here.ids(first, "m0") == frozenset()
-        await until(lambda: here.kubelet.running_pods() == {second["metadata"]["uid"]})
 
 
 async def test_watch_that_expires_or_ends() -> None:

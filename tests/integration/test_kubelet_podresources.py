@@ -24,16 +24,6 @@ async def test_lists_what_containers_hold() -> None:
         assert listed.pods == {("default", "a"), ("default", "plain")}
 
 
-async def test_hides_ordinary_init_containers_and_shows_sidecars() -> None:
-    async with world() as here:
-        one = pod("a", 1, init=[4, ("sidecar", 2)])
-        await here.kubelet.admit(one)
-        listed = await here.listed()
-        assert set(listed.entries) == {("default", "a", "i1"), ("default", "a", "m0")}
-        assert set(listed.entries["default", "a", "m0"][RESOURCE]) == here.ids(one, "m0")
-        assert len(here.kubelet.in_use(RESOURCE)) == 4
-
-
 async def test_one_entry_per_device_on_the_wire() -> None:
     async with (
         world() as here,
@@ -50,34 +40,6 @@ async def test_one_entry_per_device_on_the_wire() -> None:
         assert got.pod_resources == answer.pod_resources[0]
         with pytest.raises(grpc.aio.AioRpcError, match="pod b in namespace default not found"):
             await stub.Get(pb.GetPodResourcesRequest(pod_name="b", pod_namespace="default"))
-
-
-async def test_empty_after_a_restart_until_the_kubelet_knows_its_pods() -> None:
-    async with world() as here:
-        await here.kubelet.admit(pod("a", 2))
-        before = await here.listed()
-        here.kubelet.api_away = True
-        await here.kubelet.restart()
-        empty = await here.listed()
-        assert not empty.entries
-        assert not empty.pods
-        assert empty.kubelet != before.kubelet
-        await here.registered()
-        assert not (await here.listed()).entries
-        assert here.kubelet.api_away
-        here.kubelet.api_away = False
-        await here.kubelet.synced()
-        assert (await here.listed()).entries == before.entries
-
-
-async def test_a_lost_checkpoint_lists_running_pods_without_devices() -> None:
-    async with world() as here:
-        await here.kubelet.admit(pod("a", 2))
-        await here.kubelet.restart(lose_checkpoint=True)
-        await here.kubelet.synced()
-        listed = await here.listed()
-        assert not listed.entries
-        assert listed.pods == {("default", "a")}
 
 
 async def test_a_forced_deletion_leaves_the_list_before_the_container_ends() -> None:
@@ -113,16 +75,6 @@ async def test_ended_pods_are_listed_only_by_older_kubelets(list_terminal: bool)
         assert bool(listed.pods) is list_terminal
         assert not listed.entries
         assert here.kubelet.in_use(RESOURCE) == frozenset()
-
-
-async def test_a_dead_kubelet_and_its_return() -> None:
-    async with world() as here:
-        await here.listed()
-        await here.kubelet.kill()
-        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
-            await here.listed()
-        await here.kubelet.start()
-        await here.listed()
 
 
 async def test_too_many_questions() -> None:

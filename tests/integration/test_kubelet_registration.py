@@ -13,7 +13,6 @@ from pytest_mock import MockerFixture
 from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
-from standins.kubelet.devices import DeviceManager
 from tests.kubelet_world import RESOURCE, ScriptedPlugin, World, pod, world
 from tests.waiting import until
 
@@ -170,42 +169,6 @@ async def _registered_by_hand(here: World, endpoint: str) -> AsyncIterator[Devic
         await server.stop(None)
 
 
-async def test_double_registration_takes_the_new_one_down_before_1_37(mocker: MockerFixture) -> None:
-    """The trap itself, as measured on a real kubelet: with nobody watching, allocatable stays 0."""
-    async with (
-        world(registrar=False, by_resource=True) as here,
-        _registered_by_hand(here, "old.sock") as plugin,
-    ):
-        await until(lambda: here.kubelet.allocatable() == {RESOURCE: 16})
-        listed = mocker.spy(DeviceManager, "plugin_listed")
-        await _register(here, "old.sock")
-        # A list of the new stream that the kubelet has not read yet could come after the end of the old one.
-        await until(lambda: listed.call_count)
-        old, new = plugin.open_streams
-        old.stopping = True
-        old.wake.set()
-        await new.ended.wait()
-        await until(lambda: here.kubelet.allocatable() == {RESOURCE: 0})
-        assert not new.stopping
-        assert here.kubelet.capacity() == {RESOURCE: 16}
-
-
-async def test_double_registration_is_refused_for_good_from_1_37_on() -> None:
-    """The trap in its newer form: the devices stay allocatable when their plugin is gone, and nobody else may
-    register at its socket."""
-    async with world(registrar=False) as here, _registered_by_hand(here, "old.sock") as plugin:
-        await until(lambda: here.kubelet.allocatable() == {RESOURCE: 16})
-        with pytest.raises(grpc.aio.AioRpcError, match="already connected"):
-            await _register(here, "old.sock")
-        [only] = plugin.open_streams
-        only.stopping = True
-        only.wake.set()
-        await until(lambda: not here.kubelet.streams)
-        with pytest.raises(grpc.aio.AioRpcError, match="already connected"):
-            await _register(here, "old.sock")
-        assert here.kubelet.allocatable() == {RESOURCE: 16}
-
-
 async def test_a_kubelet_that_refuses_our_socket_for_good_is_offered_another_one() -> None:
     """A frozen kubelet had not noticed the end of our stream when it was asked to register us again."""
     async with world() as here:
@@ -281,23 +244,6 @@ async def test_stop_takes_the_socket_away_and_capacity_stays_for_five_minutes() 
         now[0] = 299.0
         assert here.kubelet.capacity() == {RESOURCE: 16}
         now[0] = 301.0
-        assert here.kubelet.capacity() == {}
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (pb.RegisterRequest(version="v2", endpoint="x.sock", resource_name=RESOURCE), "API version"),
-        (pb.RegisterRequest(version="v1beta1", endpoint="x.sock", resource_name="memory"), "is invalid"),
-    ],
-    ids=["version", "resource"],
-)
-async def test_kubelet_refuses_bad_registrations(request_: pb.RegisterRequest, message: str) -> None:
-    async with world(registrar=False) as here:
-        path = here.kubelet.device_plugin_dir / "kubelet.sock"
-        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-            with pytest.raises(grpc.aio.AioRpcError, match=message):
-                await rpc.RegistrationStub(channel).Register(request_)
         assert here.kubelet.capacity() == {}
 
 
