@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 from aiohttp import web
 
 from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED
 from standins.apiserver.server import ApiServer
-from tests.cluster_builders import in_percent
 from tests.extender_client import Client, extender
 from tests.integration.test_queue_process import ONE_QUEUE, make_node, make_pod, queue
 from tests.waiting import until
@@ -63,54 +61,6 @@ async def test_a_failed_binding_tries_the_next_node_of_the_list(tmp_path: Path) 
         bound = api.pod("default", "p")
         assert bound["spec"]["nodeName"] == "n3"
         assert "GPU-n3-0" in bound["metadata"]["annotations"][POD_ASSIGNED]
-
-
-@pytest.mark.parametrize("containers", [None, [in_percent(25)]], ids=["units", "percent"])
-@pytest.mark.parametrize("policy", ["weighted-balance", "best-fit", "balanced"])
-async def test_every_policy_names_next_nodes(
-    tmp_path: Path, policy: str, containers: list[dict[str, object]] | None
-) -> None:
-    options = {"node_policy": policy, "shortlist": 1}
-    async with ApiServer(seed=1) as api, extender(tmp_path, api, **options) as client:
-        for name, used in NODES.items():
-            make_node(api, name, (16,), (used,))
-        make_pod(api, "p", 4, containers=containers)
-        async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch", node_policy=policy) as running:
-            await running.admitted("p")
-        pod = api.pod("default", "p")
-        assert len(set(listed(pod))) == 4
-        await until(client.ready)
-        await until(lambda: is_released(client, pod))
-        client.refuse("/binding")
-        for expected in listed(pod):
-            assert await goes_to(client, pod) == [expected]
-            assert "not so" in await client.bind(pod, expected)
-
-
-async def test_a_node_that_filled_up_meanwhile_is_passed_over(tmp_path: Path) -> None:
-    options = {"node_policy": "best-fit", "shortlist": 1}
-    async with ApiServer(seed=1) as api, extender(tmp_path, api, **options) as client:
-        make_node(api, "n1", (16,), (12,))
-        make_node(api, "n2", (16,), (8,))
-        make_pod(api, "p", 4)
-        async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch", node_policy="best-fit") as running:
-            await running.admitted("p")
-        pod = api.pod("default", "p")
-        other = make_pod(api, "other", 4, gates=())
-        await client.knows(other["metadata"]["uid"])
-        assert await client.bind(other, "n1") == ""
-        assert await goes_to(client, pod) == ["n2"]
-
-
-async def test_where_slots_decide_the_node_is_the_only_one(tmp_path: Path) -> None:
-    async with ApiServer(seed=1) as api:
-        for name in ("n1", "n2"):
-            make_node(api, name, (16,))
-        make_pod(api, "p", 4)
-        slots = "slots: {per: node, local: {count: 1}, free: {count: 1}}"
-        async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch\n{slots}") as running:
-            await running.admitted("p")
-        assert len(listed(api.pod("default", "p"))) == 1
 
 
 async def test_metrics_and_events_tell_what_became_of_each_pod_of_a_call(tmp_path: Path) -> None:

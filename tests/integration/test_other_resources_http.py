@@ -1,6 +1,6 @@
 """Further resources, kept level beside cpu, memory and GPU memory where a parameter names them."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,14 @@ from tests.cluster_builders import container
 from tests.extender_client import Client, extender
 from tests.waiting import until
 
-DISK, NIC = "ephemeral-storage", "example.com/nic"
+DISK = "ephemeral-storage"
 HALF = {"cpu": "20", "memory": "50Gi"}
 
 NODES = {
-    "a": (8, {DISK: "1000Gi", NIC: "8"}, {**HALF, DISK: "950Gi", NIC: "4"}),
+    "a": (8, {DISK: "1000Gi"}, {**HALF, DISK: "950Gi"}),
     "b": (8, {DISK: "1000Gi"}, {**HALF, DISK: "600Gi"}),
 }
 """Nodes of 40 cores, 100 GiB and 16 units: units in use, what they have beside that, and what pods use."""
-
-BY_DISK = {"resources": DISK}
-BOTH = {"resources": f"{DISK}, {NIC}"}
 
 
 def plain(**resources: str) -> list[dict[str, object]]:
@@ -33,20 +30,14 @@ def plain(**resources: str) -> list[dict[str, object]]:
 
 
 @asynccontextmanager
-async def cluster(
-    tmp_path: Path,
-    policy: str,
-    parameters: dict[str, str],
-    nodes: Mapping[str, tuple[int, dict[str, str], dict[str, str]]] = NODES,
-    **options: Any,
-) -> AsyncIterator[Client]:
-    given = {"node_policy": policy, "node_policy_parameters": parameters, **options}
+async def cluster(tmp_path: Path, policy: str, **options: Any) -> AsyncIterator[Client]:
+    given = {"node_policy": policy, "node_policy_parameters": {"resources": DISK}, **options}
     async with ApiServer() as api, extender(tmp_path, api, **given) as client:
-        for name, (units, resources, used) in nodes.items():
+        for name, (units, resources, used) in NODES.items():
             client.make_node(name, (16,), (units,), resources=resources)
             client.make_pod(f"filler-{name}", 1, containers=plain(**used), spec={"nodeName": name})
         await until(client.ready)
-        await until(lambda: (client.state.nodes.cpu_used > 0).sum() == len(nodes))
+        await until(lambda: (client.state.nodes.cpu_used > 0).sum() == len(NODES))
         yield client
 
 
@@ -56,22 +47,10 @@ async def ranked(client: Client, containers: list[dict[str, object]], name: str 
     return list((await client.filter(pod, *NODES))["NodeNames"])
 
 
-@pytest.mark.parametrize("policy", ["balanced", "weighted-balance", "least-requested"])
-@pytest.mark.parametrize(
-    ("parameters", "best"), [({}, "a"), (BY_DISK, "b"), (BOTH, "b")], ids=["none", "disk", "disk and nic"]
-)
-async def test_the_resource_that_runs_out_decides(
-    tmp_path: Path, policy: str, parameters: dict[str, str], best: str
-) -> None:
-    """Without it both nodes are equal, and the first by name wins."""
-    async with cluster(tmp_path, policy, parameters) as client:
-        assert (await ranked(client, [container(units=1, cpu="1", memory="1Gi")]))[0] == best
-
-
 async def test_what_the_pod_asks_of_it_counts(tmp_path: Path) -> None:
     """After it b's disk is used as much as a's; its cards are then less level than a's."""
     asks = [container(units=4, cpu="10", memory="25Gi", resources={DISK: "350Gi"})]
-    async with cluster(tmp_path, "least-requested", BY_DISK) as client:
+    async with cluster(tmp_path, "least-requested") as client:
         assert await ranked(client, asks) == ["b", "a"]
         taken = client.make_pod("q", 4, containers=asks)
         await client.knows(taken["metadata"]["uid"])
@@ -80,27 +59,8 @@ async def test_what_the_pod_asks_of_it_counts(tmp_path: Path) -> None:
         assert await ranked(client, more, "r") == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("waits", "best"),
-    [
-        ({"cpu": "1", "memory": "1Gi"}, "a"),
-        ({"cpu": "1", "memory": "1Gi", DISK: "1001Gi"}, "b"),
-    ],
-    ids=["for nothing", "for disk"],
-)
-async def test_pods_that_wait_for_it_weigh_it(tmp_path: Path, waits: dict[str, str], best: str) -> None:
-    """What is uneven on a is the disk, on b cpu and cards; a is more even while all weigh the same."""
-    parameters = {**BY_DISK, "parts": "W1", "threshold": "0"}
-    nodes = {"a": (8, {**HALF, DISK: "660Gi"}), "b": (9, {"cpu": "16", "memory": "50Gi", DISK: "500Gi"})}
-    made = {name: (units, {DISK: "1000Gi"}, used) for name, (units, used) in nodes.items()}
-    async with cluster(tmp_path, "weighted-balance", parameters, made) as client:
-        pod = client.make_pod("waits", 1, containers=plain(**waits))
-        await client.knows(pod["metadata"]["uid"])
-        assert (await ranked(client, [container(units=1, cpu="1", memory="1Gi")]))[0] == best
-
-
 async def test_nodes_are_ranked_by_it_for_pods_without_gpu(tmp_path: Path) -> None:
-    async with cluster(tmp_path, "balanced", BY_DISK, rank_all_pods=True) as client:
+    async with cluster(tmp_path, "balanced", rank_all_pods=True) as client:
         pod = client.make_pod("p", 1, containers=plain(cpu="1", memory="1Gi"))
         _, scores = await client.post("/prioritize", {"Pod": pod, "NodeNames": [*NODES]})
         assert {each["Host"]: each["Score"] for each in scores} == {"a": 9, "b": 10}
