@@ -71,20 +71,6 @@ def test_borrowing_fills_the_cluster_and_the_lender_waits(trace):
     assert (lent["fairness"], own["fairness"]) == (1, 1)
 
 
-def test_weights_share_what_everybody_wants(trace):
-    """Who weighs three times as much waits less."""
-    rows = [
-        f"p{number},1000,1024,1,1000,{number % 2},{number % 2 + 10},{'ab'[number % 2]}"
-        for number in range(80)
-    ]
-    head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time,queue"
-    (trace / "pods.csv").write_text("\n".join([head, *rows]) + "\n")
-    lent, _ = simulate(options(trace, "queues: [{name: a, weight: 3}, {name: b}]"), quiet, quiet)["runs"]
-    median = {name: each["wait_s"]["median"] for name, each in lent["queues"].items()}
-    assert median["a"] < median["b"]
-    assert lent["never_placed"] == 0
-
-
 def rewrite(trace, pods, nodes=("n1,32000,65536,4,T4",), head="queue", node_head=""):
     """Write another trace; of pods name, thousandths of a card, when they come and how long they run."""
     head = f"name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time,{head}"
@@ -103,38 +89,6 @@ def test_a_lender_gets_its_share_back_by_evictions(trace):
     assert lent["never_placed"] == 0
 
 
-def test_nobody_is_evicted_for_more_than_the_lenders_own(trace):
-    """b has a card of its own and wants two."""
-    config = COHORT.replace("nominalQuota: 2000}]", "nominalQuota: 1000}]").replace("2000", "3000")
-    pods = [(f"a{n}", 1000, n, 1000, "a") for n in range(4)]
-    rewrite(trace, pods + [(f"b{n}", 1000, 50, 10, "b") for n in range(2)])
-    lent, _ = simulate(options(trace, f"{config}\nreclaim: evict"), quiet, quiet)["runs"]
-    assert lent["evicted"] == 1
-    assert lent["queues"]["b"]["wait_s"]["most"] == 10
-
-
-def test_quota_is_reclaimed_where_room_needs_fewer_units(trace):
-    """One pod of 600 leaves a card for 1000, and 1000 units of quota are missing: two are evicted at once."""
-    pods = [(f"a{n}", 600, n, 1000, "a") for n in range(5)]
-    rewrite(trace, [*pods, ("b0", 1000, 50, 10, "b")], ["n1,99000,655360,5,T4"])
-    lent, _ = simulate(options(trace, f"{COHORT.replace('2000', '1500')}\nreclaim: evict"), quiet, quiet)[
-        "runs"
-    ]
-    assert lent["evicted"] == 2
-    assert lent["queues"]["b"]["wait_s"]["most"] == 0
-
-
-@pytest.mark.parametrize(("strategy", "evicted"), [("BestEffortFIFO", 1), ("StrictFIFO", 0)])
-def test_an_older_pod_beyond_its_quota_holds_up_reclaim_of_a_strict_queue_only(trace, strategy, evicted):
-    """The older one would have to borrow, and all is lent; the younger one is within b's own quota."""
-    queues = "{name: a, cohort: x, nominalQuota: 400}, "
-    queues += f"{{name: b, cohort: x, nominalQuota: 600, queueingStrategy: {strategy}}}"
-    pods = [("a0", 1000, 0, 1000, "a"), ("older", 1000, 40, 10, "b"), ("younger", 600, 51, 10, "b")]
-    rewrite(trace, pods, ["n1,99000,655360,1,T4"])
-    lent, _ = simulate(options(trace, f"queues: [{queues}]\nreclaim: evict"), quiet, quiet)["runs"]
-    assert lent["evicted"] == evicted
-
-
 def test_room_is_kept_for_a_pod_that_waits_long(trace):
     """A whole card among pods of half a card that never leave one empty at once."""
     halves = [(f"h{n}", 500, 25 * n, 100, "a") for n in range(40)]
@@ -147,20 +101,6 @@ def test_room_is_kept_for_a_pod_that_waits_long(trace):
         assert bool(one["reservations"]) == (after == "30s")
         assert one["never_placed"] == 0
     assert waits["30s"] < 300 < waits["720h"]
-
-
-def test_room_is_kept_for_a_pod_of_several_containers(trace):
-    """3, 3 and 2 of two cards of 5: only where both cards are free, which small pods never leave."""
-    node_head, head = "sn,cpu_milli,memory_mib,gpu,model,card_units", "gpu_units,queue"
-    (trace / "nodes.csv").write_text(f"{node_head}\nn1,99000,655360,2,T4,5\n")
-    head = f"name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time,{head}"
-    rows = [f"s{n},1000,1024,1,400,{25 * n},{25 * n + 100},2,a" for n in range(40)]
-    rows += ["three,1000,1024,3,500,95,105,3|3|2,b"]
-    (trace / "pods.csv").write_text("\n".join([head, *rows]) + "\n")
-    config = "queues: [{name: a, weight: 4}, {name: b}]\nkeepRoomAfter: 30s"
-    one, _ = simulate(options(trace, config), quiet, quiet)["runs"]
-    assert one["reservations"]
-    assert one["queues"]["b"]["wait_s"]["most"] < 300
 
 
 @pytest.mark.parametrize(("policy", "node"), [("best-fit", 0), ("least-requested", 1)])
@@ -199,32 +139,6 @@ def test_parameters_of_the_queues_are_obeyed(trace):
     assert given.make_config("best-fit").node_policy_parameters == {"best-fit": {"limit": "2"}}
     with pytest.raises(SettingsError, match="limit"):
         simulate(options(trace, text.replace("4", "x")), quiet, quiet)
-
-
-def test_slots_and_stages(trace):
-    """The headline of the queue's algorithm as a trace: 8 pods with data, then 4 of the second stage."""
-    pods = [(f"m{n}", 100, 0, 10, "a,d,j") for n in range(8)]
-    pods += [(f"r{n}", 100, 1, 10, "a,,j") for n in range(4)]
-    rewrite(trace, pods, ["n1,32000,65536,1,T4,d,r1"], "queue,data,job", ",data,rack")
-    config = "queues: [{name: a}]\nslots: {per: node, local: {count: 2}, free: {count: 2}}"
-    lent, _ = simulate(options(trace, config), quiet, quiet)["runs"]
-    assert lent["queues"]["a"]["wait_s"]["most"] == 19, "rounds of ten seconds; the third waits from 1 on"
-
-
-def test_pods_go_where_their_data_is(trace):
-    """Both nodes have room; the policy alone would fill the first one."""
-    pods = [(f"p{n}", 100, n, 100, "a,d") for n in range(3)]
-    nodes = ["n1,32000,65536,1,T4,,r1", "n2,32000,65536,1,T4,d,r2"]
-    rewrite(trace, pods, nodes, "queue,data", ",data,rack")
-    made = options(trace, "queues: [{name: a}]")
-    nodes = read_nodes(made.nodes, quiet)
-    what = make_replay(nodes, read_pods(made.pods, nodes, quiet, timed=True), None, 10, 1)
-    for enabled, row in (("true", 1), ("false", 0)):
-        config = parse_config("q", f"queues: [{{name: a}}]\nlocality: {{enabled: {enabled}}}")
-        replaying = begin(what, config)
-        for number, kind in enumerate(replaying.kinds):
-            replaying.add_pod(number, kind)
-        assert [bool(used) for used in replaying.cluster.arrays.gpu_used[:2]] == [row == 0, row == 1]
 
 
 def test_report_json_and_pictures(trace):
@@ -314,22 +228,6 @@ def test_the_headline_as_a_picture(tmp_path, capsys):
         "with borrowing": {"rounds": 3, "busy_percent": 100},
     }
     assert (tmp_path / "slots.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(("share", "first"), [("units", "a"), ("dominant", "b")])
-def test_the_dominant_share_decides_where_that_is_asked_for(trace, share, first):
-    """a has half of the processor and a fifth of the card, b a quarter and two fifths. A core is left."""
-    pods = [
-        ("a0", 100, 0, 500, "a"),
-        ("a1", 100, 0, 500, "a"),
-        ("b0", 400, 0, 500, "b"),
-        ("c", 10, 0, 50, "c"),
-    ]
-    rewrite(trace, [*pods, ("a2", 100, 3, 10, "a"), ("b1", 100, 4, 10, "b")], ["n1,4000,65536,1,T4"])
-    config = f"fairSharing: {share}\nqueues: [{{name: a}}, {{name: b}}, {{name: c}}]"
-    found, _ = simulate(options(trace, config), quiet, quiet)["runs"]
-    waits = {name: found["queues"][name]["wait_s"]["most"] for name in "ab"}
-    assert waits[first] < 50 < max(waits.values())
 
 
 def test_slots_near_data_and_pods_to_come(trace):
