@@ -1,6 +1,7 @@
 """What every test starts from."""
 
 import gc
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +12,8 @@ from tests.examples import choose_examples
 choose_examples()
 # Else the garbage collector walks over thousands of tests again and again.
 gc.set_threshold(20_000, 10, 10)
+# A shell starts what runs in the background with SIGINT ignored, and our children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

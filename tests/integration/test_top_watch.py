@@ -34,14 +34,6 @@ def use(api, name, used):
     api.patch_node(name, {"status": {"capacity": amounts, "allocatable": amounts}})
 
 
-@pytest.fixture(autouse=True)
-def _ctrl_c_is_heeded():
-    """A shell starts what runs in the background with SIGINT ignored, and our children would inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture
 async def api(tmp_path):
     async with ApiServer() as server:
