@@ -29,7 +29,7 @@ from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.gang_names import read_gang_key
 from scheduler_plugin.cache.pod_groups import PodGroups
-from scheduler_plugin.cache.pods import parse_pod_request
+from scheduler_plugin.cache.pods import PodRecord, parse_pod_request, read_pod
 from scheduler_plugin.cache.published_nodes import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -325,6 +325,10 @@ class Cluster:
     def _list_excluded(self, reason: Exclusion) -> tuple[str, ...]:
         nodes = self.state.nodes
         return tuple(nodes.names[row] for row in self.rows[nodes.exclusion[self.rows] == reason].tolist())
+
+    def get_record(self, pod: Pod) -> PodRecord:
+        """Return the record of a pod; a cluster in a unit that no node publishes keeps none."""
+        return self.state.pods.get(pod.metadata.uid) or read_pod(pod, self.state.resource)
 
     def find_pod(self, namespace: str, name: str) -> Pod:
         """Find a pod.

@@ -129,15 +129,12 @@ def _leave_out(cluster: Cluster, kinds: Sequence[GangMembers], spare: int) -> It
 def list_gang(cluster: Cluster, pod: Pod) -> list[Pod]:
     """List the pods that start, move and end together with a pod, itself among them.
 
-    None that has ended, nor one without a node that is being deleted: kube-scheduler leaves it out.
-    `PodRecord.is_counted_in_group` says so of records, which a cluster in a unit that no node publishes has
-    none of.
+    Of a gang those of which `PodRecord.is_counted_in_group` is True.
     """
     key = read_gang_key(pod)
     if key is None:
         return [pod]
-    pods = (pod for pod in cluster.pods_by_gang[key] if not pod.has_ended)
-    return [pod for pod in pods if pod.spec.node_name or not pod.metadata.is_terminating]
+    return [each for each in cluster.pods_by_gang[key] if cluster.get_record(each).is_counted_in_group]
 
 
 def find_gang_key(cluster: Cluster, pod: Pod) -> tuple[str, str] | None:
@@ -189,18 +186,12 @@ def explain_held_group(cluster: Cluster, pod: Pod) -> str:
     if lacks > 0:
         there = f"{len(pods)} of the {len(pods) + lacks} pods are there that {group} needs at least"
         return f"{there}: kube-scheduler tries none of them before"
-    gated = next((each for each in pods if each.is_gated and not each.spec.node_name), None)
-    if gated is not None and not pod.is_gated:
+    own = set(pod.gates)
+    gated = next((each for each in pods if set(each.gates) - own and not each.spec.node_name), None)
+    if gated is not None:
         held = f"pod {gated.metadata.name} of {group} is held by scheduling gate {' and '.join(gated.gates)}"
         return f"{held}: kube-scheduler tries none of the group before that is gone"
-    for what, values in (
-        ("schedulerName", {each.spec.scheduler_name for each in pods}),
-        ("preemptionPolicy", {each.spec.preemption_policy for each in pods}),
-    ):
-        if len(values) > 1:
-            disagree = f"the pods of {group} disagree on {what} ({', '.join(sorted(values))})"
-            return f"{disagree}: kube-scheduler starts none of such a group"
-    return groups.explain_priority(key, (each.priority for each in pods))
+    return groups.explain_disagreement(key, [cluster.get_record(each) for each in pods])
 
 
 def _key_pod(cluster: Cluster, pod: Pod) -> object:

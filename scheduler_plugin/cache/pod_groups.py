@@ -13,8 +13,10 @@ from typing import Any, Final, Generic, TypeVar
 
 from allocator.errors import shown
 from allocator.names import POD_GANG, POD_GANG_SIZE
+from allocator.texts import list_some
 from kubeapi.objects import ObjectMeta, PodGroup
 from scheduler_plugin.cache.gang_names import read_group_label
+from scheduler_plugin.cache.pods import PodRecord
 
 P = TypeVar("P")
 
@@ -23,6 +25,9 @@ GroupKey = tuple[str, str]
 
 KUBERNETES: Final = tuple(f"/apis/scheduling.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha3"))
 COSCHEDULING: Final = ("/apis/scheduling.x-k8s.io/v1alpha1",)
+
+VALUES_SHOWN: Final = 3
+"""Values that a message names of those on which the pods of a gang disagree."""
 
 _NOBODY: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -110,15 +115,28 @@ class PodGroups(Generic[P]):
             f"PodGroup {name} cannot be read ({self.fault})" if self.fault else f"there is no PodGroup {name}"
         )
 
-    def explain_priority(self, key: GroupKey, priorities: Iterable[int]) -> str:
-        """Say that kube-scheduler starts no pod of a PodGroup for the priority of one; empty if it may."""
+    def list_counted(self: "PodGroups[PodRecord]", key: GroupKey) -> list[PodRecord]:
+        """List the pods that kube-scheduler counts for a PodGroup."""
+        return [pod for pod in self.get_members(key).values() if pod.is_counted_in_group]
+
+    def explain_disagreement(self, key: GroupKey, counted: Collection[PodRecord]) -> str:
+        """Say why kube-scheduler starts no pod of a PodGroup whose pods differ; empty if it may."""
+        name = f"PodGroup {shown(key[1])}"
+        for what, values in (
+            ("schedulerName", {pod.scheduler for pod in counted}),
+            ("preemptionPolicy", {pod.preemption_policy for pod in counted}),
+        ):
+            if len(values) > 1:
+                disagree = (
+                    f"the pods of {name} disagree on {what} ({list_some(sorted(values), VALUES_SHOWN)})"
+                )
+                return f"{disagree}: kube-scheduler starts none of such a group"
         group = self._groups.get(key)
         own = 0 if group is None else group.spec.priority or 0
-        other = next((priority for priority in priorities if priority != own), own)
+        other = next((pod.priority for pod in counted if pod.priority != own), own)
         if other == own:
             return ""
-        named = f"PodGroup {shown(key[1])} has priority {own}, and a pod of it {other}"
-        return f"{named}: kube-scheduler starts no such group"
+        return f"{name} has priority {own}, and a pod of it {other}: kube-scheduler starts no such group"
 
     @property
     def member_uids(self) -> set[str]:

@@ -71,7 +71,8 @@ class PodRecord(msgspec.Struct, frozen=True):
             requeued.
         planned_uuids: UUIDs of the cards that the queue planned for it; preferred where they are free.
         is_requeued: True if the queue requeued it after an admission, see `is_requeued`.
-        scheduling_group: Namespace and name of its PodGroup of Kubernetes, see `pod_groups.PodGroups`.
+        scheduling_group: Namespace and name of its PodGroup of Kubernetes, see `pod_groups.PodGroups`. The
+            names of its scheduler and of its preemption policy are read only for pods of one.
     """
 
     uid: str
@@ -99,6 +100,8 @@ class PodRecord(msgspec.Struct, frozen=True):
     planned_uuids: frozenset[str] = frozenset()
     is_requeued: bool = False
     scheduling_group: tuple[str, str] | None = None
+    scheduler: str = ""
+    preemption_policy: str = ""
 
     @property
     def full_name(self) -> str:
@@ -256,7 +259,7 @@ def read_pod(pod: Pod, resource: str) -> PodRecord:
     if parsed.charged is not None:
         assigned, allocated = _read_cards(meta.annotations or {}, meta.uid)
     asked = parsed.charged is not None
-    leaves = meta.deletion_timestamp
+    leaves, group = meta.deletion_timestamp, pod.scheduling_group
     requeued = is_requeued(pod)
     amounts = parsed.amounts
     if pod.spec.node_name and is_resized(pod):
@@ -283,7 +286,9 @@ def read_pod(pod: Pod, resource: str) -> PodRecord:
         labels=(meta.labels or {}) if asked else {},
         gang=read_gang_key(pod) if asked else None,
         gang_size=parse_gang_size((meta.annotations or {}).get(POD_GANG_SIZE)) if asked else 0,
-        scheduling_group=pod.scheduling_group,
+        scheduling_group=group,
+        scheduler=pod.spec.scheduler_name if group is not None else "",
+        preemption_policy=pod.spec.preemption_policy if group is not None else "",
         is_mirror=asked and pod.is_mirror,
         is_gated=pod.is_gated or requeued,
         planned_uuids=read_planned_uuids(meta.annotations),

@@ -220,13 +220,13 @@ class Preemptor:
             return []
         members = [pod]
         if (gang := self._get_gang(pod)) is not None:
-            placed, waiting = self.state.group_holds.split_members(gang)
-            priorities = (self.state.pods[each].priority for each in placed | waiting)
+            _, waiting = self.state.group_holds.split_members(gang)
             members = [self.state.pods[each] for each in sorted(waiting)]
             is_alike = all((each.request, each.amounts) == (pod.request, pod.amounts) for each in members)
             if not is_alike or len(members) > MAX_WAITING_MEMBERS or self._count_missing(pod) > len(members):
                 return []
-            if self.state.pod_groups.explain_priority(gang, priorities):
+            groups = self.state.pod_groups
+            if groups.explain_disagreement(gang, groups.list_counted(gang)):
                 return []
         return members if all(map(self._may_begin, members)) else []
 

@@ -162,11 +162,14 @@ async def test_nobody_is_evicted_for_a_gang_that_could_not_start(change: str, na
     assert world.kept == {}
 
 
-async def test_nobody_is_evicted_for_a_gang_one_of_whose_bound_pods_has_another_priority(
-    world: GangWorld,
+@pytest.mark.parametrize(
+    "other", [{"priority": 11}, {"schedulerName": "other"}, {"preemptionPolicy": "Never"}], ids=str
+)
+async def test_nobody_is_evicted_for_a_gang_one_of_whose_bound_pods_differs(
+    world: GangWorld, other: dict[str, Any]
 ) -> None:
     world.group()
-    world.member(2, 0, containers=[], node="n1", spec={"priority": 11})
+    world.member(2, 0, containers=[], node="n1", spec=other)
     assert await world.attempt() == []
 
 

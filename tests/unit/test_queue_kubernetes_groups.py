@@ -4,9 +4,14 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from allocator.names import POD_GANG, POD_GANG_SIZE, QUEUE_GATE
+from allocator.names import PLACEHOLDER_SCHEDULER, POD_GANG, POD_GANG_SIZE, QUEUE_GATE
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.gangs import explain_held_group
+from kubeapi.objects import Pod
+from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.queued_pods import GangState
 from scheduler_plugin.queue.controller.controller import Controller
@@ -17,6 +22,10 @@ from scheduler_plugin.queue.scheduler.borrowed import BorrowedPods
 from tests.queue_world import TWO_QUEUES, QueueWorld, pod_group, world
 
 __all__ = ["world"]
+
+NONE = "kube-scheduler starts none of such a group"
+
+DELETED = {"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30}
 
 
 def members(world: QueueWorld, count: int, name: str = "g", units: int = 4, **more: Any) -> list[str]:
@@ -268,10 +277,13 @@ def test_annotations_that_agree_with_the_group_change_nothing(world: QueueWorld)
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"schedulerName": "second"}, "its pods disagree on schedulerName: first, second; allowed: one"),
+        (
+            {"schedulerName": "second"},
+            f'the pods of PodGroup "g" disagree on schedulerName (first, second): {NONE}',
+        ),
         (
             {"preemptionPolicy": "Never"},
-            "its pods disagree on preemptionPolicy: Never, PreemptLowerPriority; allowed: one",
+            f'the pods of PodGroup "g" disagree on preemptionPolicy (Never, PreemptLowerPriority): {NONE}',
         ),
         (
             {"priority": 7},
@@ -280,14 +292,47 @@ def test_annotations_that_agree_with_the_group_change_nothing(world: QueueWorld)
     ],
     ids=["schedulers", "policies", "priority"],
 )
+@pytest.mark.parametrize("outside", [False, True], ids=["of the queue", "outside"])
 def test_what_kube_scheduler_would_refuse_of_a_group_is_told(
-    world: QueueWorld, other: dict[str, Any], message: str
+    world: QueueWorld, other: dict[str, Any], message: str, *, outside: bool
 ) -> None:
+    """Also where the pod that differs asks for no cards: kube-scheduler compares all of the PodGroup."""
     world.pod_group("g", 2)
+    more: dict[str, Any] = {"containers": [{"name": "main"}], "gates": ()} if outside else {}
     world.pod("g0", 4, group="g", spec={"schedulerName": "first"})
-    world.pod("g1", 4, group="g", spec={"schedulerName": "first", **other})
+    world.pod("g1", 4, group="g", spec={"schedulerName": "first", **other}, **more)
     assert world.admitted() == []
     assert reasons(world) == {("GangIncomplete", message)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "more", "held"),
+    [
+        ({}, {}, False),
+        ({"nodeName": "n1"}, {"metadata": DELETED}, False),
+        ({"nodeName": "n1"}, {"status": {"phase": "Succeeded"}}, True),
+        ({}, {"metadata": DELETED}, True),
+        ({"schedulerName": PLACEHOLDER_SCHEDULER}, {}, True),
+        ({"schedulingGates": [{"name": "x"}]}, {}, True),
+        ({"schedulerName": "other"}, {}, True),
+        ({"preemptionPolicy": "Never"}, {}, True),
+        ({"nodeName": "n1", "priority": 7}, {}, True),
+        ({"priority": 7}, {"metadata": DELETED}, True),
+    ],
+)
+def test_the_queue_and_why_say_the_same_of_a_group(
+    world: QueueWorld, spec: dict[str, Any], more: dict[str, Any], *, held: bool
+) -> None:
+    """The first two pods are the queue's; the third, which asks for no cards, is asked about for both."""
+    world.pod_group("g", 3)
+    uids = members(world, 2)
+    uid = world.pod("g2", queue="", group="g", gates=(), containers=[{"name": "main"}])
+    world.change(uid, spec=spec, **more)
+    pods = [msgspec.convert(raw, Pod) for raw in world.objects.values()]
+    cluster = Cluster.from_objects([], pods, pod_groups=PodGroups())
+    cluster.pod_groups.put_group(pod_group("g", 3))
+    assert bool(explain_held_group(cluster, cluster.pods[uids[0]])) == held
+    assert bool(world.admitted()) != held
 
 
 def test_batch_mode_leaves_groups_to_kube_scheduler(world: QueueWorld) -> None:

@@ -74,8 +74,6 @@ class PodQueueInfo:
     job: str
     gang: str
     gang_size: int
-    scheduler: str
-    preemption_policy: str
     owner: str
     maker: str
     first_stage_size: int | None
@@ -120,8 +118,6 @@ def read_queue_info(pod: Pod, groups: PodGroups[Pod] | None = None) -> PodQueueI
         job=job,
         gang=gang,
         gang_size=size,
-        scheduler=pod.spec.scheduler_name,
-        preemption_policy=pod.spec.preemption_policy,
         owner=owner.uid,
         maker=owner.uid if owner.kind == "Job" and owner.api_version.startswith("batch/") else "",
         first_stage_size=stage_size,

@@ -28,7 +28,7 @@ from typing import Final
 
 from allocator.names import POD_GANG_SIZE, POD_JOB, QUEUE_NAME
 from allocator.texts import list_some
-from scheduler_plugin.cache.pod_groups import GroupKey
+from scheduler_plugin.cache.pod_groups import VALUES_SHOWN, GroupKey
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.queue.cache.pods import PodQueueInfo
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType
@@ -36,9 +36,6 @@ from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs
 
 GATED_AGAIN_S: Final = 60.0
 """An admitted pod that wears the gate so long after that was taken away waits again: no news are so late."""
-
-VALUES_SHOWN: Final = 3
-"""Values that a message names of those on which the pods of a gang disagree."""
 
 
 class Phase(StrEnum):
@@ -282,16 +279,8 @@ class Gang:
 
     def explain_disagreement(self, pods: list[QueuedPod]) -> str:
         """Say what the pods of the gang do not agree on; empty for nothing."""
-        of_source: tuple[tuple[str, set[str]], ...] = (
-            (POD_GANG_SIZE, {str(pod.queue_info.gang_size) for pod in pods}),
-        )
-        if self.group is not None:
-            of_source = (
-                ("schedulerName", {pod.queue_info.scheduler for pod in pods}),
-                ("preemptionPolicy", {pod.queue_info.preemption_policy for pod in pods}),
-            )
         for what, values in (
-            *of_source,
+            (POD_GANG_SIZE, {str(pod.queue_info.gang_size) for pod in pods if self.group is None}),
             (QUEUE_NAME, {pod.queue_info.queue for pod in pods}),
             (POD_JOB, {pod.queue_info.job for pod in pods}),
         ):

@@ -279,8 +279,8 @@ class Gangs:
         groups = self._pod_groups
         if missing := groups.explain_missing(key):
             return f"{missing}: kube-scheduler tries no pod of it before it is there"
-        members = groups.get_members(key).items()
-        outside = [pod for uid, pod in members if uid not in gang.members and pod.is_counted_in_group]
+        counted = groups.list_counted(key)
+        outside = [pod for pod in counted if pod.uid not in gang.members]
         least, name = groups.get_min_count(key), shown(key[1])
         gang.size = max(1, least - len(outside))
         if least > MAX_GANG:
@@ -296,8 +296,7 @@ class Gangs:
         if gated is not None:
             held = f"pod {gated.name} of PodGroup {name} has a scheduling gate"
             return f"{held}: kube-scheduler tries no pod of it before that is gone"
-        own = (self._queued_pods[uid].record for uid in gang.members)
-        return groups.explain_priority(key, (pod.priority for pod in (*own, *outside)))
+        return groups.explain_disagreement(key, counted)
 
     def _can_join(self, gang: Gang, pods: Sequence[QueuedPod], admitted: Sequence[QueuedPod]) -> bool:
         """Return True if the ready pods may join the pods of their gang that were admitted before.
