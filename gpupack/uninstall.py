@@ -55,11 +55,7 @@ class InstalledPod(Pod):
     @property
     def asks_for_memory(self) -> bool:
         """Whether a container asks for GPU memory, or has or wants it by a claim."""
-        if self.has_claim:
-            return True
-        containers = self.spec.all_containers
-        limits = [each.resources.limits or {} for each in containers if each.resources is not None]
-        return any(key.startswith(GPU_PREFIX) for each in limits for key in each)
+        return self.has_claim or any(name.startswith(GPU_PREFIX) for name in self.spec.requested_resources)
 
     @property
     def is_daemon(self) -> bool:

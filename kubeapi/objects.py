@@ -262,6 +262,13 @@ class PodSpec(KubeStruct):
         return (*(self.init_containers or ()), *(self.containers or ()))
 
     @property
+    def requested_resources(self) -> list[str]:
+        """Names of what any container asks for, be it 0 of it; one may be there more than once."""
+        resources = (each.resources for each in self.all_containers if each.resources is not None)
+        amounts = (each for both in resources for each in (both.limits, both.requests))
+        return [name for each in amounts for name in each or ()]
+
+    @property
     def node_terms(self) -> tuple[NodeTerm, ...] | None:
         """Terms of the required node affinity, one of which must hold; None: no such affinity."""
         affinity = self.affinity.node_affinity if self.affinity is not None else None

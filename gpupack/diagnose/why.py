@@ -133,9 +133,7 @@ class _PodExplainer:
     def explain_no_cards(self) -> PodExplanation:
         """Explain a pod that asks for no GPU memory by its limits."""
         text = f"asks for no GPU memory: no container has {self._cluster.state.resource} in its limits"
-        containers = self._pod.spec.all_containers
-        limits = [each.resources.limits or {} for each in containers if each.resources is not None]
-        named = {name for each in limits for name in each if name.startswith(OWN_PREFIX)}
+        named = {name for name in self._pod.spec.requested_resources if name.startswith(OWN_PREFIX)}
         others = sorted(named - {COMPUTE_RESOURCE})
         if others:
             text += f"; {', '.join(others)} is no resource of this cluster's nodes"

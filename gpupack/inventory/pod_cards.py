@@ -100,7 +100,9 @@ def join_pods(
                     nowhere.append(PodRow(namespace, name, meta.uid, whole, "unknown"))
         use = _read_use(pod)
         compute = by_claims.pop(meta.uid, Counter())
-        compute.update(_compute_of(pod, node, resource, units) if asks_compute(pod) else {})
+        # Reading the whole request of a pod takes longer.
+        asks_compute = COMPUTE_RESOURCE in pod.spec.requested_resources
+        compute.update(_compute_of(pod, node, resource, units) if asks_compute else {})
         for position, count in units.items():
             used_mib, by, busy, compute_by = use.get(cards[position].uuid or "", _NO_USE)
             percent = compute[position]
@@ -165,12 +167,6 @@ def _join_holders(holders: Collection[str]) -> str:
     if len(holders) == 1:
         return make_printable(*holders)
     return Enforcement.ACCOUNTED.value if Enforcement.ACCOUNTED.value in holders else ""
-
-
-def asks_compute(pod: Pod) -> bool:
-    """Tell whether a container asks for compute; reading its whole request takes longer."""
-    resources = (container.resources for container in pod.spec.all_containers)
-    return any(COMPUTE_RESOURCE in (each.limits or ()) for each in resources if each is not None)
 
 
 def _sum_claims_by_pod(node: NodeRecord) -> dict[str, Counter[int]]:

@@ -448,13 +448,6 @@ class UnitCounter:
 
 def read_requested_unit(pod: Pod) -> int | None:
     """Read the MiB of the unit that a pod asks in; 0: in percent; None: it asks for no GPU memory."""
-    percent = False
-    for container in (*(pod.spec.containers or ()), *(pod.spec.init_containers or ())):
-        resources = container.resources
-        for amounts in (resources.limits, resources.requests) if resources else ():
-            for name in amounts or ():
-                unit = unit_of_resource(name)
-                if unit is not None:
-                    return unit
-                percent |= name == PERCENT_RESOURCE
-    return 0 if percent else None
+    names = pod.spec.requested_resources
+    percent = 0 if PERCENT_RESOURCE in names else None
+    return next((unit for name in names if (unit := unit_of_resource(name)) is not None), percent)

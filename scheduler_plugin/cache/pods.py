@@ -143,15 +143,7 @@ class PodRecord(msgspec.Struct, frozen=True):
 
 def requests_cards(pod: Pod, resource: str) -> bool:
     """Return True if any container names the resource, percent of cards or compute at all; cheap."""
-    for containers in (pod.spec.containers, pod.spec.init_containers):
-        for container in containers or ():
-            resources = container.resources
-            for amounts in (resources.limits, resources.requests) if resources else ():
-                if amounts and (
-                    resource in amounts or PERCENT_RESOURCE in amounts or COMPUTE_RESOURCE in amounts
-                ):
-                    return True
-    return False
+    return not {resource, PERCENT_RESOURCE, COMPUTE_RESOURCE}.isdisjoint(pod.spec.requested_resources)
 
 
 @dataclass(frozen=True, slots=True)
