@@ -35,7 +35,7 @@ from scheduler_plugin.extender.server import MAX_BODY, ExtenderService, make_app
 from scheduler_plugin.extender.stale_refusals import StaleRefusalWait, WatchActivity
 from scheduler_plugin.extender.tls import ServerTls, open_tls
 from scheduler_plugin.extender.verbs import Extender
-from scheduler_plugin.memory import collect_rarely, freeze_caches, trim_memory
+from scheduler_plugin.garbage_collection import collect_rarely, freeze_caches, trim_memory
 from scheduler_plugin.options import EVENTS, make_elector, make_follower, make_leader_label
 from scheduler_plugin.preemption.service import PreemptionService
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies

@@ -21,7 +21,7 @@ from scheduler_plugin.cache.pod_groups import COSCHEDULING, list_pod_group_paths
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import PodGroupWatch, Watcher
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.memory import collect_rarely, freeze_caches, trim_memory
+from scheduler_plugin.garbage_collection import collect_rarely, freeze_caches, trim_memory
 from scheduler_plugin.options import EVENTS, make_elector, make_follower, make_leader_label
 from scheduler_plugin.queue.controller.batch_client import open_committer_client
 from scheduler_plugin.queue.controller.batch_conditions import BatchConditions

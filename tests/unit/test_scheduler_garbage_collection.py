@@ -4,7 +4,7 @@ import gc
 
 from pytest_mock import MockerFixture
 
-from scheduler_plugin.memory import COLLECT_AFTER, collect_rarely, freeze_caches, trim_memory
+from scheduler_plugin.garbage_collection import COLLECT_AFTER, collect_rarely, freeze_caches, trim_memory
 
 
 def test_it_is_undone_at_the_end() -> None:
@@ -20,11 +20,11 @@ def test_it_is_undone_at_the_end() -> None:
 
 
 def test_what_a_list_took_goes_back_where_the_c_library_can_do_that(mocker: MockerFixture) -> None:
-    library = mocker.patch("scheduler_plugin.memory.ctypes.CDLL").return_value
+    library = mocker.patch("scheduler_plugin.garbage_collection.ctypes.CDLL").return_value
     trim_memory()
     library.malloc_trim.assert_called_once_with(0)
 
 
 def test_a_c_library_that_cannot_is_left_alone(mocker: MockerFixture) -> None:
-    mocker.patch("scheduler_plugin.memory.ctypes.CDLL", return_value=object())
+    mocker.patch("scheduler_plugin.garbage_collection.ctypes.CDLL", return_value=object())
     trim_memory()
