@@ -21,7 +21,7 @@ _TRIES: Final = 5
 _decode: Final = msgspec.json.Decoder(WritableNode).decode
 
 
-def read_node(answer: bytes) -> WritableNode:
+def decode_writable_node(answer: bytes) -> WritableNode:
     return decode_answer(answer, _decode, "a Node")
 
 
@@ -34,7 +34,7 @@ async def change_node(client: "KubeClient", name: str, change: Callable[[Writabl
     """
 
     async def change_once() -> T:
-        return await change(read_node(await client.get(make_node_path(name))))
+        return await change(decode_writable_node(await client.get(make_node_path(name))))
 
     for _ in range(_TRIES - 1):
         with suppress(Conflict):

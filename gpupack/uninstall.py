@@ -28,7 +28,7 @@ from allocator.names import (
 from allocator.texts import count_of, list_some
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import list_all
-from gpupack.node_changes import change_node, read_node
+from gpupack.node_changes import change_node, decode_writable_node
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, Forbidden, NotFound
 from kubeapi.eviction import make_immediate_deletion
@@ -304,7 +304,7 @@ class Uninstaller:
         name, version = node.metadata.name, node.metadata.resource_version
         if traces.taints:
             answer = await self._client.patch(make_node_path(name), node.make_taint_removal(traces.taints))
-            version = read_node(answer).metadata.resource_version
+            version = decode_writable_node(answer).metadata.resource_version
         if traces.resources or traces.annotations or traces.labels:
             await self._client.patch_node_status(name, traces.patch(version))
 

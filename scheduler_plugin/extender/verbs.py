@@ -45,7 +45,7 @@ from scheduler_plugin.extender.protocol import (
     encode_scores,
 )
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod
-from scheduler_plugin.preemption.node_victims import read_node
+from scheduler_plugin.preemption.node_victims import view_node
 from scheduler_plugin.preemption.reprieving import VictimSet, choose_victims
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import (
@@ -428,7 +428,7 @@ class Extender:
         answer: dict[str, MetaVictims] = {}
         with self.state.reservations.charged_against(self.state.nodes, uid, priority):
             for node, victims in proposed.items():
-                room = read_node(self.state, node, query)
+                room = view_node(self.state, node, query)
                 if room is not None:
                     named = VictimSet(tuple(each.uid for each in victims.pods or ()), victims.pdb_violations)
                     chosen = choose_victims(room, query, priority, named, self.budgets, self.state.pods)

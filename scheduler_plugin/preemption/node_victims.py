@@ -127,8 +127,8 @@ class NodeUnderPreemption:
         return sum_amounts((self.pods[uid].amounts for uid in victims if uid in self.pods), self.left)
 
 
-def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeUnderPreemption | None:
-    """Read a node; None if it does not offer what the pod asks for."""
+def view_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeUnderPreemption | None:
+    """View a node as preemption sees it; None if it does not offer what the pod asks for."""
     record = state.node_records.get(node)
     row = state.nodes.rows.get(node)
     nodes, asked = state.nodes, query.policy_request

@@ -29,7 +29,7 @@ from scheduler_plugin.preemption.node_victims import (
     NodeUnderPreemption,
     compute_cost,
     drop_needless,
-    read_node,
+    view_node,
 )
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
@@ -117,7 +117,7 @@ def plan_on_node(
         beside: What pods ask for that would go to the node before; cpu, memory and the rest have to suffice
             for the pod, too. None: they are known to suffice.
     """
-    room = read_node(state, node, query)
+    room = view_node(state, node, query)
     if room is None:
         return None
     asked = NOTHING if beside is None else room.asked

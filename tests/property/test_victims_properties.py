@@ -9,7 +9,7 @@ from allocator.names import COMPUTE_RESOURCE, POD_GANG, POD_GANG_SIZE
 from allocator.place import place
 from scheduler_plugin.cache.disruption_budgets import keeps_budgets
 from scheduler_plugin.cache.pods import OVERDUE_AFTER_S
-from scheduler_plugin.preemption.node_victims import compute_cost, read_node
+from scheduler_plugin.preemption.node_victims import compute_cost, view_node
 from scheduler_plugin.preemption.victims import EvictionRules, plan_on_node
 from tests.cluster_builders import container
 from tests.examples import examples
@@ -78,7 +78,7 @@ def test_victims(
     eligible = EvictionRules(world.budgets, {f"uid-v{number}" for number in spared}, EPOCH_S)
     found = plan_on_node(world.state, "n", query, pod, eligible)
 
-    room = read_node(world.state, "n", query)
+    room = view_node(world.state, "n", query)
     assert room is not None
     others = [world.state.pods[uid] for uid in world.nodes["n"][2]]
     leaving = [

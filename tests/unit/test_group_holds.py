@@ -17,7 +17,7 @@ from scheduler_plugin.extender.metrics import Metrics
 from scheduler_plugin.extender.pod_events import BOUND_IN_PART, PodReporter
 from scheduler_plugin.extender.server import ExtenderService
 from scheduler_plugin.extender.verbs import BINDING_REFUSED, GROUP_FAILED, REFUSED_BINDING_S
-from scheduler_plugin.preemption.node_victims import read_node
+from scheduler_plugin.preemption.node_victims import view_node
 from tests.cluster_builders import container, pod, pod_object
 from tests.extender_world import World
 from tests.state_world import assigned
@@ -355,7 +355,7 @@ def test_a_victim_of_a_group_counts_with_its_gang(world: GroupWorld, min_count: 
     query = world.policies.make_request(
         world.state.nodes, world.state.pods["uid-j-0"].charged, world.state.pods["uid-j-0"].amounts
     )
-    room = read_node(world.state, "n", query)
+    room = view_node(world.state, "n", query)
     assert room is not None
     assert len(room.list_gang(world.state.pods["uid-j-0"])) == lost
 

@@ -20,7 +20,7 @@ from kubeapi.objects import ObjectMeta
 from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod
-from scheduler_plugin.preemption.node_victims import read_node
+from scheduler_plugin.preemption.node_victims import view_node
 from scheduler_plugin.scheduling.node_fit import can_run_on
 from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.ask_world import Node, Pod, World
@@ -81,7 +81,7 @@ def test_the_end_of_a_pod_frees_no_more_of_a_card_that_became_smaller_than_other
     state = cluster.state
     record = state.pods["uid-w"]
     query = cluster.policies.make_request(state.nodes, record.request, ONE_POD)
-    room = read_node(state, "n", query)
+    room = view_node(state, "n", query)
     trial = WhatIf(cluster, query, HostRequirements.from_pod(cluster.find_pod("default", "w")))
 
     def left(*names):
@@ -137,7 +137,7 @@ def test_a_pod_is_where_it_is_charged_until_the_words_say_where_it_is():
     state = cluster.state
     query = cluster.policies.make_request(state.nodes, state.pods["uid-w"].request, ONE_POD)
 
-    room = read_node(state, "n", query)
+    room = view_node(state, "n", query)
     assert room.freed["uid-p"] == {0: (6, 0)}
     assert [card.size_units - card.used_units for card in room.get_cards_without(["uid-p"])] == [8, 1]
     (row,) = cluster.build_inventory()

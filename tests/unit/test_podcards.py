@@ -22,7 +22,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.what_if import PodCardUsage
 from kubeapi.objects import Node, Pod
 from scheduler_plugin.cache.amounts import ONE_POD
-from scheduler_plugin.preemption.node_victims import read_node
+from scheduler_plugin.preemption.node_victims import view_node
 from tests.cluster_builders import container, in_percent, node_object, pod_object, uuid
 
 
@@ -148,7 +148,7 @@ def by_why(cluster):
 
 def by_preemption(cluster):
     query = cluster.policies.make_request(cluster.state.nodes, request(1), ONE_POD)
-    room = read_node(cluster.state, "n", query)
+    room = view_node(cluster.state, "n", query)
     return {
         uid: {card: units for card, (units, _) in freed.items()} for uid, freed in room.freed.items() if freed
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_plugin.preemption.node_victims import read_node
+from scheduler_plugin.preemption.node_victims import view_node
 from scheduler_plugin.queue.cache.queued_pods import GangState, QueuedPod
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.writer import WriteOutcome, WriteResult
@@ -120,7 +120,7 @@ def fits_without(world: QueueWorld, gone: set[str], units: list[int]) -> bool:
     assert requirements is not None
     free: list[int] = []
     for name in world.state.nodes.rows:
-        room = read_node(world.state, name, world.queue.capacity.make_query(requirements))
+        room = view_node(world.state, name, world.queue.capacity.make_query(requirements))
         assert room is not None
         free += [card.free_units for card in room.get_cards_without(gone)]
     return packs(free, units)

@@ -261,7 +261,7 @@ def test_what_is_lost_with_a_gang_is_computed_once_for_a_node(
     pod, computed = world.state.pods["uid-needy"], list[int]()
     assert pod.request is not None
     query = world.policies.make_request(world.state.nodes, pod.request, pod.amounts)
-    room = node_victims.read_node(world.state, "n", query)
+    room = node_victims.view_node(world.state, "n", query)
     assert room is not None
 
     def count(lost: Collection[PodRecord]) -> node_victims.Cost:

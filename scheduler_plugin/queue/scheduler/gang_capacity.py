@@ -10,7 +10,7 @@ import numpy as np
 
 from allocator.cards import Card, CardAmounts
 from allocator.request import Demand
-from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, drop_needless, read_node
+from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, drop_needless, view_node
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod, VictimGroup
 from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.quota_usage import RowFilter
@@ -240,7 +240,7 @@ class GangPlacer:
     def _read_node(self, node: str, requirements: PodRequirements) -> NodeUnderPreemption | None:
         """Return a node as preemption sees it, cached; None if its cards cannot be used."""
         if node not in self._views:
-            self._views[node] = read_node(self._capacity.state, node, self._capacity.make_query(requirements))
+            self._views[node] = view_node(self._capacity.state, node, self._capacity.make_query(requirements))
         return self._views[node]
 
     def _list_gone(self, node: str, gone: Iterable[QueuedPod]) -> list[str]:

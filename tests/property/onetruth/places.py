@@ -30,7 +30,7 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.verbs import Extender
-from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, read_node
+from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, view_node
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
@@ -194,14 +194,14 @@ class Places:
     def room(self, node: str) -> NodeUnderPreemption:
         """A node as preemption sees it for a pod that asks for units."""
         query = self.extender.policies.make_request(self.extender.state.nodes, ONE_UNIT, ONE_POD)
-        found = read_node(self.extender.state, node, query)
+        found = view_node(self.extender.state, node, query)
         assert found is not None
         return found
 
     def makes_room(self, name: str, node: str, victims: list[str]) -> bool:
         """Whether a pod fits on a node once pods have gone, as preemption sees it."""
         query = self.query(name)
-        room = read_node(self.extender.state, node, query)
+        room = view_node(self.extender.state, node, query)
         return room is not None and room.fits_without(query, victims)
 
     # What is free.
