@@ -18,7 +18,7 @@ from deviceplugin.dra.serving import check_no_claims, find_obstacles, find_serve
 from deviceplugin.enforcement.cgroup_watch import describe_watch_problem
 from deviceplugin.enforcement.enforcer import BLIND_RESCAN_S
 from deviceplugin.enforcement.limit_capability import ask_supports
-from deviceplugin.errors import CheckpointError, DeviceListError, DevicePluginError, ProfileError, is_gone
+from deviceplugin.errors import CheckpointError, DeviceListError, DevicePluginError, ProfileError, is_absent
 from deviceplugin.gpus.api.check_finding import CheckFinding, Verdict
 from deviceplugin.gpus.api.memory_limits import LimitSupport
 from deviceplugin.gpus.api.mps import MpsControl
@@ -147,7 +147,7 @@ def _cgroups(settings: Settings) -> Iterator[CheckFinding]:
     try:
         controllers = (root / "cgroup.controllers").read_text("ascii").split()
     except OSError as error:
-        if not is_gone(error):
+        if not is_absent(error):
             yield CheckFinding("cgroups", "bad", str(error), "no charge of a pod would end")
             return
         known = root.is_dir() and any(root.iterdir())

@@ -22,13 +22,13 @@ from typing import Final, Literal
 LimitFault = Literal["gone", "unset", "unsupported", "forbidden", "refused", "failed"]
 RefusalKind = Literal["invalid", "unknown", "unhealthy", "spans-cards", "no-room", "not-ready"]
 
-_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ENODEV})
 """Error numbers that the kernel gives for a removed file or cgroup: by its path, and by its open files."""
 
 
-def is_gone(error: OSError) -> bool:
-    """Tell whether a file or cgroup that cannot be read is gone; any other error says nothing about it."""
-    return error.errno in _GONE
+def is_absent(error: OSError) -> bool:
+    """Tell whether a file or cgroup that cannot be read is absent; any other error says nothing about it."""
+    return error.errno in _ABSENT
 
 
 class DevicePluginError(Exception):

@@ -27,7 +27,7 @@ from typing import Any, Final
 import structlog
 
 from deviceplugin.containers.device_nodes import DEVICES, node_paths
-from deviceplugin.errors import is_gone
+from deviceplugin.errors import is_absent
 from deviceplugin.files import update_file
 from deviceplugin.gpus.api.source import GpuCard
 from deviceplugin.gpus.api.vendor import Vendor
@@ -146,7 +146,7 @@ class CdiNames:
                 devices.update(self._devices_of(path))
             except (OSError, ValueError) as error:
                 self._warn_once(str(path), f"CDI specification {path} cannot be read: {error}")
-                if not (isinstance(error, OSError) and is_gone(error)) and path in self._read:
+                if not (isinstance(error, OSError) and is_absent(error)) and path in self._read:
                     devices.update(self._read[path][1])
         return devices
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from deviceplugin.errors import is_gone
+from deviceplugin.errors import is_absent
 from deviceplugin.host.inotify import Inotify
 
 log = structlog.get_logger(__name__)
@@ -65,7 +65,7 @@ class CgroupWatch:
             self._ensure_open()
             self._inotify.watch(folder)
         except OSError as error:
-            if is_gone(error):
+            if is_absent(error):
                 self._unwatched.discard(folder)
                 self._record_watch_error(None)
                 return False

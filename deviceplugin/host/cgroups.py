@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deviceplugin.errors import is_gone
+from deviceplugin.errors import is_absent
 
 _UID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 _POD_SEGMENT = re.compile(rf"(?:^|[/-])pod({_UID})(?:\.slice)?(?=/|$)", re.IGNORECASE)
@@ -184,7 +184,7 @@ def list_directories(path: Path) -> list[Path]:
         with os.scandir(path) as entries:
             return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError as error:
-        if is_gone(error):
+        if is_absent(error):
             return []
         raise
 
@@ -267,6 +267,6 @@ def _read(file: Path) -> str | None:
     try:
         return file.read_text("ascii")
     except OSError as error:
-        if is_gone(error):
+        if is_absent(error):
             return None
         raise

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, Self
 
-from deviceplugin.errors import DevicePluginError, is_gone
+from deviceplugin.errors import DevicePluginError, is_absent
 
 NAME: Final = "gpupack-proof"
 
@@ -112,5 +112,5 @@ def _remove(folder: Path) -> None:
     try:
         folder.rmdir()
     except OSError as error:
-        if not is_gone(error):
+        if not is_absent(error):
             raise

@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from allocator.ids import is_card_uuid
-from deviceplugin.errors import GpuError, is_gone
+from deviceplugin.errors import GpuError, is_absent
 from deviceplugin.files import update_file
 from deviceplugin.gpus.nvidia.mps.namespaces import NamespaceFiles
 from kubeapi.errors import UNREADABLE
@@ -125,7 +125,7 @@ class CardFolder:
         except UNREADABLE as error:
             raise OSError(errno.EIO, f"no state of a control daemon: {error}", str(self._state)) from error
         except OSError as error:
-            if is_gone(error):
+            if is_absent(error):
                 return None
             raise
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from deviceplugin.errors import GpuError, is_gone
+from deviceplugin.errors import GpuError, is_absent
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.mps import LimitedContainer, MpsClientLimits
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
@@ -61,7 +61,7 @@ class MpsService:
             try:
                 yield from map(int, children.read_text("ascii").split())
             except OSError as error:
-                if not is_gone(error):
+                if not is_absent(error):
                     raise
 
     async def make_grant(
