@@ -19,14 +19,14 @@ from deviceplugin.errors import NodeSettingsError
 from deviceplugin.gpus.api.provider import GpuProvider
 from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, parse_xids
 from deviceplugin.gpus.sources import SOURCES, find_profile_faults, list_names_with_mps
-from kubeapi.addresses import HttpAddress, find_address_faults
+from kubeapi.addresses import find_address_faults
 from kubeapi.names import SUBDOMAIN, is_subdomain
 from kubeapi.options import find_faults, option
 from kubeapi.process_options import kubeconfig_option, log_format_option, log_level_option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(HttpAddress):
+class Settings:
     """Settings of the node daemon. Each field is an option of `gpupack node`, which its help explains."""
 
     node_name: str = option(env="NODE_NAME", help="Name of the Node object, required. Also $NODE_NAME.")

@@ -7,22 +7,6 @@ from typing import Final
 MAX_PORT: Final = 65535
 
 
-class HttpAddress:
-    """Settings with an `http`, HOST:PORT, that was checked."""
-
-    __slots__ = ()
-    http: str
-
-    @property
-    def host(self) -> str:
-        """Host part of `http`; empty means every address."""
-        return split_address(self.http)[0]
-
-    @property
-    def port(self) -> int:
-        return split_address(self.http)[1]
-
-
 def split_address(address: str) -> tuple[str, int]:
     """Read a HOST:PORT that was checked; an empty host means every address."""
     host, _, port = address.rpartition(":")

@@ -13,7 +13,7 @@ from allocator.names import (
     MIB_PER_GIB,
     SCHEDULER_NAME,
 )
-from kubeapi.addresses import HttpAddress, find_address_faults, is_loopback
+from kubeapi.addresses import find_address_faults, is_loopback
 from kubeapi.options import find_faults, option
 from kubeapi.process_options import (
     MIN_STALE_S,
@@ -32,7 +32,7 @@ MAX_SHORTLIST: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(ElectionOptions, HttpAddress):
+class Settings(ElectionOptions):
     """Settings of the extender. Each field with an option is one of `gpupack scheduler`.
 
     Attributes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from allocator.names import MAX_UNIT_MIB, MIB_PER_GIB, NODE_HOST, SYSTEM_NAMESPACE
 from gpupack.encodings import to_utf8
 from gpupack.errors import InputError
-from kubeapi.addresses import HttpAddress, find_address_faults
+from kubeapi.addresses import find_address_faults
 from kubeapi.names import LABEL, is_label
 from kubeapi.options import find_faults, option
 from kubeapi.process_options import (
@@ -33,7 +33,7 @@ AUTOSCALERS = (CLUSTER_AUTOSCALER, KARPENTER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AutoscaleSettings(ElectionOptions, HttpAddress):
+class AutoscaleSettings(ElectionOptions):
     """Settings of `gpupack autoscale`. Each field with an option is one of the command.
 
     Attributes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from allocator.names import QUEUE_SERVICE, SYSTEM_NAMESPACE
 from gpupack.errors import InputError
-from kubeapi.addresses import HttpAddress, find_address_faults
+from kubeapi.addresses import find_address_faults
 from kubeapi.names import LABEL, is_label
 from kubeapi.options import find_faults, option
 from kubeapi.process_options import (
@@ -20,7 +20,7 @@ ANY_HOST = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(HttpAddress):
+class Settings:
     """Settings of the dashboard. Each field with an option is one of `gpupack dashboard`."""
 
     http: str = option(

@@ -58,8 +58,7 @@ def test_each_fault_names_its_option(tmp_path, changes, message):
 
 
 def test_what_follows_from_settings(tmp_path):
-    settings = good(tmp_path, http="[::1]:80", unit_mib=512)
-    assert (settings.host, settings.port) == ("::1", 80)
+    settings = good(tmp_path, unit_mib=512)
     assert settings.resource == "gpupack.io/gpu-memory-512mib"
     assert settings.endpoint == "gpupack.io-gpu-memory-512mib.sock"
     shown = settings.shown()

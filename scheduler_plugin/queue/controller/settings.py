@@ -9,7 +9,7 @@ import msgspec
 
 from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MAX_UNIT_MIB, MIB_PER_GIB
-from kubeapi.addresses import HttpAddress, find_address_faults
+from kubeapi.addresses import find_address_faults
 from kubeapi.options import find_faults, option
 from kubeapi.process_options import (
     MIN_STALE_S,
@@ -51,7 +51,7 @@ class DecisionSettings(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSettings(ElectionOptions, HttpAddress):
+class QueueSettings(ElectionOptions):
     """Settings of `gpupack queue`. Each field with an option is one of the command, whose help explains it.
 
     Attributes:
