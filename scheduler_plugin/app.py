@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -175,38 +175,32 @@ def _make_batch_committer(
 def connect_checks(
     watcher: Watcher, state: ClusterState, clock: Callable[[], float], shared: SharedNodes
 ) -> KubernetesChecks:
-    """Keep kube-scheduler's checks up to date."""
+    """Keep kube-scheduler's checks, and what is known of shared nodes, up to date."""
     checks = KubernetesChecks(state)
+    for part in (checks, shared):
+        _follow_cluster(part, watcher, clock)
+    return checks
 
+
+def _follow_cluster(
+    part: KubernetesChecks | SharedNodes, watcher: Watcher, clock: Callable[[], float]
+) -> None:
     def take_node(kind: Kind, node: Node) -> None:
         if kind == "DELETED":
-            checks.delete_node(node.metadata.name)
-            shared.delete_node(node.metadata.name)
+            part.delete_node(node.name)
         else:
-            checks.apply_node(node)
-            shared.apply_node(node)
+            part.apply_node(node)
 
     def take_pod(kind: Kind, pod: Pod) -> None:
         if kind == "DELETED":
-            checks.delete_pod(pod.metadata.uid)
-            shared.delete_pod(pod.metadata.uid)
+            part.delete_pod(pod.metadata.uid)
         else:
-            checks.apply_pod(pod, clock())
-            shared.apply_pod(pod, clock())
-
-    def replace_nodes(nodes: Sequence[Node]) -> None:
-        checks.replace(nodes, None, clock())
-        shared.replace_nodes(nodes)
-
-    def replace_pods(pods: Sequence[Pod]) -> None:
-        checks.replace(None, pods, clock())
-        shared.replace_pods(pods, clock())
+            part.apply_pod(pod, clock())
 
     watcher.node_sink.applied.connect(take_node)
+    watcher.node_sink.replaced.connect(part.replace_nodes)
     watcher.pod_sink.applied.connect(take_pod)
-    watcher.node_sink.replaced.connect(replace_nodes)
-    watcher.pod_sink.replaced.connect(replace_pods)
-    return checks
+    watcher.pod_sink.replaced.connect(lambda pods: part.replace_pods(pods, clock()))
 
 
 def _connect_signals(watcher: Watcher, policies: ClusterPolicies) -> None:

@@ -163,18 +163,14 @@ class KubernetesChecks:
             if not nominated:
                 del self._nominated[known.nominated]
 
-    def replace(self, nodes: Sequence[Node] | None, pods: Sequence[Pod] | None, now: float) -> None:
-        """Take complete lists; None: of that kind nothing is new."""
-        if nodes is not None:
-            self._nodes.clear()
-            for node in nodes:
-                self.apply_node(node)
-        if pods is not None:
-            listed = {pod.metadata.uid for pod in pods}
-            for uid in [uid for uid in self._pods if uid not in listed]:
-                self.delete_pod(uid)
-            for pod in pods:
-                self.apply_pod(pod, now)
+    def replace_nodes(self, nodes: Sequence[Node]) -> None:
+        self._nodes = {node.name: node.traits for node in nodes}
+
+    def replace_pods(self, pods: Sequence[Pod], now: float) -> None:
+        for uid in self._pods.keys() - {pod.metadata.uid for pod in pods}:
+            self.delete_pod(uid)
+        for pod in pods:
+            self.apply_pod(pod, now)
 
     # What is asked.
 

@@ -393,7 +393,7 @@ def test_a_complete_list_replaces_what_was_known() -> None:
     assert world.rejection() == "insufficient cpu"
     kept = msgspec.convert(pod_object("p", 1, version=9), Pod)
     world.state.replace_pods([kept], "20", 0)
-    world.checks.replace(None, [kept], 0)
+    world.checks.replace_pods([kept], 0)
     assert world.rejection() == ""
-    world.checks.replace([], None, 0)
+    world.checks.replace_nodes([])
     assert world.rejection() == "the node is gone"
