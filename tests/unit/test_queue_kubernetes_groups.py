@@ -9,7 +9,7 @@ import pytest
 
 from allocator.names import PLACEHOLDER_SCHEDULER, POD_GANG, POD_GANG_SIZE, QUEUE_GATE
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import explain_held_group
+from gpupack.whatif.gangs import explain_held_group, format_gang
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.pod_groups import PodGroups
 from scheduler_plugin.cache.watcher import Watcher
@@ -117,7 +117,7 @@ def test_pods_that_the_queue_does_not_hold_count_for_a_group(world: QueueWorld) 
     assert message == f"{told}: kube-scheduler tries no pod of it before that is gone"
     world.delete(launcher)
     world.change(held, spec={"schedulingGates": []})
-    assert reasons(world) == {("GangIncomplete", "1 of 2 pods of its gang are ready")}
+    assert reasons(world) == {("GangIncomplete", "2 of 3 pods of its gang are ready")}
     world.pod("launcher", group="g", queue="", gates=(), containers=[{"name": "main"}])
     assert world.admitted() == ["g0"]
 
@@ -326,12 +326,16 @@ def test_the_queue_and_why_say_the_same_of_a_group(
     """The first two pods are the queue's; the third, which asks for no cards, is asked about for both."""
     world.pod_group("g", 3)
     uids = members(world, 2)
+    assert {why.gang_size for why in explain_waiting(world.queue, 0.0)} == {3}
     uid = world.pod("g2", queue="", group="g", gates=(), containers=[{"name": "main"}])
     world.change(uid, spec=spec, **more)
     pods = [msgspec.convert(raw, Pod) for raw in world.objects.values()]
     cluster = Cluster.from_objects([], pods, pod_groups=PodGroups())
     cluster.pod_groups.put_group(pod_group("g", 3))
-    assert bool(explain_held_group(cluster, cluster.pods[uids[0]])) == held
+    first = cluster.pods[uids[0]]
+    assert bool(explain_held_group(cluster, first)) == held
+    (size,) = {why.gang_size for why in explain_waiting(world.queue, 0.0)}
+    assert format_gang(cluster, first) == f"g ({size})"
     assert bool(world.admitted()) != held
 
 

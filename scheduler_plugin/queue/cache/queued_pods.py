@@ -222,6 +222,7 @@ class Gang:
     Attributes:
         members: UIDs of its pods that exist and have not ended, in the order in which they were first seen.
         size: How many of them start together, at least; 0: not known.
+        outside: Pods of its PodGroup that are in no queue, but count for its minCount; `size` is the rest.
         group: Its PodGroup of Kubernetes; None for a gang of annotations or labels. kube-scheduler tries no
             pod of a PodGroup while another one has a scheduling gate, so all gates go together.
         ready_uids: UIDs of its pods that have no fault and can be queued.
@@ -242,6 +243,7 @@ class Gang:
     uid: str
     members: dict[str, None] = field(default_factory=dict)
     size: int = 0
+    outside: int = 0
     group: GroupKey | None = None
     ready_uids: set[str] = field(default_factory=set)
     unbound: set[str] = field(default_factory=set)

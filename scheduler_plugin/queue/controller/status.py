@@ -136,7 +136,7 @@ def explain_pod(queue: Queue, pod: QueuedPod, now: float, position: int | None =
         reason=word,
         message=message,
         waits_s=max(0.0, now - pod.wait_start),
-        gang_size=0 if gang is None else gang.size,
+        gang_size=0 if gang is None else gang.size + gang.outside,
         gang=pod.queue_info.gang,
     )
 
@@ -371,7 +371,8 @@ def _rank_unfinished_pod(queue: Queue, uid: str) -> tuple[int, str]:
 def _explain_incomplete_gang(queue: Queue, gang: Gang) -> str:
     size, ready = gang.size, len(gang.ready_uids)
     if uncounted := queue.gangs.count_uncounted(gang):
-        there = f"{len(gang.members)} of the {size} pods that its PodGroup needs are there"
+        counted = len(gang.members) + gang.outside
+        there = f"{counted} of the {size + gang.outside} pods that its PodGroup needs are there"
         those = f"{uncounted} that {'has' if uncounted == 1 else 'have'} succeeded"
         return f"{there}: kube-scheduler does not count {those}. Lower its minCount"
     if gang.group is not None:
@@ -383,7 +384,7 @@ def _explain_incomplete_gang(queue: Queue, gang: Gang) -> str:
     done = f", and {gang.succeeded} have succeeded" if gang.succeeded else ""
     if gang.group is not None and size > len(gang.members) and queue.gangs.starts_one_by_one(gang):
         done = f"{done}; none of another PodGroup than {shown(gang.group[1])} counts"
-    return f"{ready} of {size} pods of its gang are ready{done}"
+    return f"{ready + gang.outside} of {size + gang.outside} pods of its gang are ready{done}"
 
 
 def _explain_missing_cards(

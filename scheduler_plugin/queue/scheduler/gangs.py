@@ -254,7 +254,7 @@ class Gangs:
         admitted = [pod for pod in pods if pod.phase is not Phase.GATED]
         wrong_group = "" if gang.group is None else self._read_group(gang, gang.group)
         if gang.group is None:
-            gang.size = pods[0].queue_info.gang_size if pods else 0
+            gang.size, gang.outside = pods[0].queue_info.gang_size if pods else 0, 0
         self._update_state(gang, pods)
         gang.fault = gang.explain_disagreement(pods) or wrong_group
         # What is made again in the place of pods that end comes before they have.
@@ -282,13 +282,15 @@ class Gangs:
         counted = groups.list_counted(key)
         outside = [pod for pod in counted if pod.uid not in gang.members]
         least, name = groups.get_min_count(key), shown(key[1])
-        gang.size = max(1, least - len(outside))
+        gang.outside = min(len(outside), least - 1)
+        gang.size = least - gang.outside
         if least > MAX_GANG:
             return f"minCount of PodGroup {name} is {least}; allowed: 1 to {MAX_GANG}"
         said = {self._queued_pods[uid].queue_info.gang_size for uid in gang.members} - {0}
         if said and not groups.ends_together(key):
             # kube-controller-manager makes such a PodGroup for every Job, also where the pods ask for more.
             least = gang.size = max(said)
+            gang.outside = 0
         if said - {least}:
             both = f"annotation {POD_GANG_SIZE} is {min(said - {least})}, and PodGroup {name}"
             return f"{both} lets {least} pods start together; allowed: the same, or no annotation"
