@@ -83,20 +83,6 @@ async def test_a_card_is_partitioned_anew_while_pods_run():
         assert world.used == [0, 30, 20]
 
 
-async def test_a_whole_card_becomes_instances_and_is_whole_again():
-    async with node_world(profile=profile(None, None)) as world:
-        await until(lambda: sizes(world) == [80, 80])
-        await on(world, "a", 8, card(0))
-        world.source.partition(card(1), ["1g.10gb"] * 7)
-        await until(lambda: sizes(world) == [80] + [10] * 7)
-        assert world.used == [8] + [0] * 7
-        world.source.partition(card(1), [])
-        await until(lambda: sizes(world) == [80, 0])
-        world.source.partition(card(1), None)
-        await until(lambda: sizes(world) == [80, 80])
-        await on(world, "b", 80, card(1))
-
-
 async def test_pods_on_a_card_where_mig_is_turned_on_in_two_steps_are_told():
     async with node_world(profile=profile(None, None)) as world:
         await until(lambda: sizes(world) == [80, 80])

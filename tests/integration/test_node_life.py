@@ -6,9 +6,8 @@ import aiohttp
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from allocator.names import NODE_CARDS, NODE_CORDON, POD_CARDS, STARTUP_TAINT
-from allocator.records import load_cards
-from tests.integration.node_world import GIB, NODE, card, container, metrics, node_world
+from allocator.names import NODE_CORDON, STARTUP_TAINT
+from tests.integration.node_world import GIB, NODE, card, metrics, node_world
 from tests.waiting import until
 
 
@@ -32,77 +31,6 @@ async def test_a_pods_whole_life():
         }
         world.api.delete_pod("default", "a")
         await world.settled([0, 0], set())
-
-
-async def test_what_the_node_says_of_itself():
-    async with node_world(8, 4) as world:
-        await world.settled([0, 0], set())
-        words = world.words()
-        assert words is not None
-        assert (words.sizes, words.layout.bits, words.layout.unit_mib) == ((8, 4), 4, 1024)
-        inventory = load_cards(world.api.node(NODE)["metadata"]["annotations"][NODE_CARDS])
-        assert [(c.uuid, c.mib, c.healthy) for c in inventory] == [
-            (card(0), 8192, True),
-            (card(1), 4096, True),
-        ]
-        await until(lambda: world.api.node(NODE)["status"]["allocatable"].get(GIB) == "12")
-
-
-async def test_a_finished_pod_frees_its_card_though_its_object_stays():
-    async with node_world(8) as world:
-        uid = await world.run("a", 3, on=0)
-        await world.settled([3], {uid})
-        world.kubelet.finish(uid)
-        await world.settled([0], set())
-        assert world.phase("a") == "Succeeded"
-
-
-async def test_an_init_container_shares_the_card_and_its_larger_part_stays_charged():
-    async with node_world(8, 8) as world:
-        uid = await world.run("a", 2, on=1, init=5)
-        assert world.env(uid, "setup")["NVIDIA_VISIBLE_DEVICES"] == card(1)
-        assert world.env(uid)["GPUPACK_CARDS"] == f"{card(1)}:2"
-        await world.settled([0, 5], {uid})
-        await until(lambda: world.allocation("a"))
-        assert world.allocation("a")["containers"] == {"setup": [[card(1), 5]], "main": [[card(1), 2]]}
-        world.api.delete_pod("default", "a")
-        await world.settled([0, 0], set())
-
-
-async def test_containers_of_one_pod_get_cards_of_their_own():
-    async with node_world(8, 8) as world:
-        uid = await world.run(
-            "a",
-            0,
-            containers=[container("one", 5), container("two", 6)],
-            assigned={"one": [[card(1), 5]], "two": [[card(0), 6]]},
-        )
-        assert world.env(uid, "one")["NVIDIA_VISIBLE_DEVICES"] == card(1)
-        assert world.env(uid, "two")["NVIDIA_VISIBLE_DEVICES"] == card(0)
-        await world.settled([6, 5], {uid})
-
-
-async def test_two_cards_are_split_evenly():
-    async with node_world(8, 8, 8) as world:
-        uid = await world.run(
-            "a", 6, annotations={POD_CARDS: "2"}, assigned={"main": [[card(2), 3], [card(0), 3]]}
-        )
-        assert world.env(uid) == {
-            "NVIDIA_VISIBLE_DEVICES": f"{card(0)},{card(2)}",
-            "GPUPACK_MEMORY_MIB": "3072",
-            "GPUPACK_CARDS": f"{card(0)}:3,{card(2)}:3",
-            "SIMULATED_GPU_MEMORY_REQUEST": "0",
-            "SIMULATED_GPU_MEMORY_LIMIT": "3072",
-        }
-        await world.settled([3, 0, 3], {uid})
-
-
-async def test_pods_of_other_schedulers_are_placed_by_the_policy():
-    async with node_world(8, 8) as world:
-        first = await world.run("a", 3)
-        second = await world.run("b", 3)
-        assert {world.env(uid)["NVIDIA_VISIBLE_DEVICES"] for uid in (first, second)} == {card(0)}
-        await world.settled([6, 0], {first, second})
 
 
 async def test_a_burst_of_pods_is_told_in_few_patches():
@@ -140,16 +68,6 @@ async def test_a_cordoned_card_is_full_and_its_pod_runs_on():
         assert world.env(other)["NVIDIA_VISIBLE_DEVICES"] == card(1)
         world.api.patch_node(NODE, {"metadata": {"annotations": {NODE_CORDON: None}}})
         await world.settled([3, 1], {uid, other})
-
-
-async def test_a_cordon_that_cannot_be_read_changes_nothing():
-    async with node_world(8) as world:
-        world.api.patch_node(NODE, {"metadata": {"annotations": {NODE_CORDON: card(0)}}})
-        await world.settled([8], set())
-        world.api.patch_node(NODE, {"metadata": {"annotations": {NODE_CORDON: "no:uuid"}}})
-        uid = world.bind("a", 1, on=0)
-        await until(lambda: uid in world.holds)
-        assert world.used == [8]
 
 
 async def test_a_card_with_all_its_clients_is_full_and_not_counted_as_cordoned():

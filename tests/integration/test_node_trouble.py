@@ -9,7 +9,6 @@ import pytest
 from aiohttp import web
 
 from allocator.ledger import release
-from allocator.names import POD_ALLOCATION
 from deviceplugin.errors import DeviceListError, NodeSettingsError, UnitInUseError
 from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME
 from deviceplugin.kubelet.plugin_service import DevicePlugin
@@ -38,18 +37,6 @@ async def test_a_restarted_daemon_keeps_charges_and_writes_nothing():
         assert before is not None
         assert after is not None
         assert after.revision > before.revision
-
-
-async def test_pods_that_come_and_go_while_the_daemon_is_down(monkeypatch):
-    monkeypatch.setattr(release, "CGROUP_GRACE_S", 0.5)
-    async with node_world(8, 8) as world:
-        gone = await world.run("gone", 3, on=0)
-        await world.settled([3, 0], {gone})
-        await world.kill_daemon()
-        world.api.delete_pod("default", "gone")
-        await until(lambda: not world.api.has_pod("default", "gone"))
-        await world.start_daemon()
-        await world.settled([0, 0], set())
 
 
 async def test_a_pod_that_ended_unseen_is_charged_while_its_containers_run(monkeypatch):
@@ -131,22 +118,6 @@ async def test_a_kubelet_that_has_not_noticed_the_end_of_the_daemon_before():
         await world.settled([0, 3], {uid})
         await world.stop_daemon()
         await until(lambda: world.kubelet.allocatable()[GIB] == 0)
-
-
-async def test_a_restarted_kubelet_keeps_charges():
-    async with node_world(8, 8) as world:
-        uid = await world.run("a", 3, on=1)
-        await world.settled([0, 3], {uid})
-        registrations = world.kubelet.registrations
-        await world.kubelet.restart()
-        registrars = world.daemon._serving.registrars
-        await until(lambda: world.kubelet.registrations >= 1 and registrars.is_registered)
-        assert registrations >= 1
-        await world.kubelet.synced()
-        await world.daemon._reconciler._once()
-        assert (world.used, world.holds) == ([0, 3], {uid})
-        other = await world.run("b", 4, on=1)
-        await world.settled([0, 7], {uid, other})
 
 
 async def test_a_kubelet_that_lost_its_checkpoint_keeps_charges():
@@ -254,47 +225,6 @@ async def test_after_an_etcd_restore_the_node_goes_on():
         await world.settled([0, 4], {other})
 
 
-async def test_a_pod_of_an_old_name_is_another_pod():
-    async with node_world(8, 8, delays=Delays(stop_s=3600, kill_s=3600)) as world:
-        old = await world.run("web-0", 3, on=0)
-        await world.settled([3, 0], {old})
-        world.api.delete_pod("default", "web-0", 0)
-        new = await world.run("web-0", 4, on=1)
-        await world.settled([3, 4], {old, new})
-        world.kubelet._runtime.stop_pod(old)
-        await world.settled([0, 4], {new})
-        await until(lambda: (world.allocation("web-0") or {}).get("uid") == new)
-
-
-async def test_a_copied_allocation_holds_nobody():
-    async with node_world(8, 8) as world:
-        uid = await world.run("a", 3, on=0)
-        await world.settled([3, 0], {uid})
-        await until(lambda: world.allocation("a"))
-        copied = world.api.pod("default", "a")["metadata"]["annotations"][POD_ALLOCATION]
-        await world.kubelet.kill()
-        other = world.bind("b", 3, on=1, annotations={POD_ALLOCATION: copied})
-        await until(lambda: other in world.daemon._pods.pods_by_uid)
-        await world.daemon._reconciler._once()
-        assert world.holds == {uid}
-        assert world.daemon.account is not None
-        assert world.daemon.account.ledger.used() == (3, 0)
-
-
-async def test_a_pod_that_vanishes_before_the_kubelet_saw_it_is_told_by_seen():
-    async with node_world(8) as world:
-        await world.settled([0], set())
-        await world.kubelet.kill()
-        uid = world.bind("a", 3, on=0)
-        await until(lambda: uid in world.daemon._pods.pods_by_uid)
-        before = world.daemon._publisher.patches
-        world.api.delete_pod("default", "a", 0)
-        await until(lambda: world.daemon._publisher.patches > before)
-        assert world.used == [3], "its place is kept while the kubelet may not have heard of its end"
-        holds = world.api.node(NODE)["metadata"]["annotations"]["gpupack.io/holds"]
-        assert f'"seen":"{world.daemon._pods.owed_version}"' in holds
-
-
 async def ask_ready(world, session):
     async with session.get(f"http://127.0.0.1:{world.daemon.http_port}/readyz") as answer:
         return answer.status, await answer.text()
@@ -358,15 +288,6 @@ async def test_a_daemon_that_may_not_write_to_its_node_is_not_ready(words):
         await until(lambda: world.daemon._publisher.problem is None)
         async with session.get(readyz) as answer:
             assert (answer.status, await answer.text()) == (200, "ok\n")
-        await world.settled([0], set())
-
-
-async def test_words_that_somebody_else_wrote_are_set_right():
-    async with node_world(8) as world:
-        await world.settled([0], set())
-        wrong = {"gpupack.io/packed-used-0": 1, "gpupack.io/packed-used-7": 3}
-        world.api.patch_node(NODE, {"status": {"capacity": wrong, "allocatable": wrong}})
-        await until(lambda: "gpupack.io/packed-used-7" not in world.api.node(NODE)["status"]["capacity"])
         await world.settled([0], set())
 
 
