@@ -107,10 +107,10 @@ async def extender(
 
 
 @asynccontextmanager
-async def two_nodes(tmp_path: Path, **options: Any) -> AsyncIterator[Client]:
+async def two_nodes(tmp_path: Path) -> AsyncIterator[Client]:
     """An extender that spreads, for two nodes of two cards of 16: 8 and 8 used on a, 4 and 0 on b."""
     spread = {"node_policy": "least-requested", "card_policy": "least-used"}
-    async with ApiServer() as api, extender(tmp_path, api, **spread, **options) as client:
+    async with ApiServer() as api, extender(tmp_path, api, **spread) as client:
         client.make_node("a", (16, 16), (8, 8))
         client.make_node("b", (16, 16), (4, 0))
         await until(client.ready)

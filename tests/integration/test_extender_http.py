@@ -19,7 +19,7 @@ from scheduler_plugin.extender.server import MAX_BODY
 from scheduler_plugin.extender.stale_refusals import WatchActivity
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, node_object, pod_object, uuid
-from tests.extender_client import LIMIT_S, Client, client, extender, two_nodes
+from tests.extender_client import LIMIT_S, Client, client, extender
 from tests.other_policies import offered
 from tests.waiting import until
 
@@ -55,44 +55,6 @@ async def test_a_pod_from_filter_to_its_node_s_words(client: Client) -> None:
 async def until_bound(client: Client, pod: dict[str, Any]) -> str:
     await until(lambda: client.state.pods[pod["metadata"]["uid"]].node)
     return await client.bind(pod, "b")
-
-
-async def test_a_refused_binding_gives_the_card_back(client: Client) -> None:
-    pod = client.make_pod("p", 9)
-    await client.knows(pod["metadata"]["uid"])
-
-    client.refuse("/binding")
-    assert "not so" in await client.bind(pod, "b")
-    assert client.state.nodes.assumed.sum() == 0
-    client.api.http.intercept = None
-    assert await client.bind(pod, "b") == ""
-
-
-@pytest.fixture
-async def impatient(tmp_path: Path) -> AsyncIterator[Client]:
-    """An extender that waits half a second for the answer to a Binding."""
-    async with two_nodes(tmp_path, bind_timeout_s=0.5) as client:
-        yield client
-
-
-async def test_a_binding_that_is_answered_too_late_is_found_out(impatient: Client) -> None:
-    client = impatient
-    pod = client.make_pod("p", 9)
-    await client.knows(pod["metadata"]["uid"])
-    client.api.http.bind_answer_latency_s = 5.0
-    assert await client.bind(pod, "b") == ""
-    assert client.state.nodes.assumed.sum() == 9
-
-
-async def test_a_binding_that_never_happens_is_found_out(impatient: Client) -> None:
-    client = impatient
-    pod = client.make_pod("p", 9)
-    await client.knows(pod["metadata"]["uid"])
-    client.api.http.bind_latency_s = 60.0
-    assert "stay taken for now" in await client.bind(pod, "b")
-    assert client.state.nodes.assumed.sum() == 9
-    assert "under way" in await client.bind(pod, "b")
-    await until(lambda: client.state.nodes.assumed.sum() == 0)
 
 
 async def test_a_pod_that_changes_while_its_binding_is_on_the_way_is_refused_and_bound_the_next_time(
