@@ -233,7 +233,6 @@ def asks_about_all_pods(cluster: Cluster) -> Iterator[None]:
     restart([])
 
 
-DISK = "ephemeral-storage"
 PLAIN = Request(4, 10, 0)
 
 
@@ -248,33 +247,6 @@ def test_pods_without_gpu_go_where_the_policy_says(
     delete_all(cluster)
     start("balanced", more=("--rank-all-pods",))
     assert place_plain("ranked") == min(NODES, key=lambda name: variance(fractions_after(name, PLAIN))) == "a"
-
-
-def test_a_further_resource_counts_where_a_parameter_names_it(
-    cluster: Cluster, start: Any, asks_about_all_pods: None
-) -> None:
-    """Of what all nodes have as much of a's pods use nearly all; pods with and without GPU."""
-    for name in NODES:
-        amounts = {DISK: "1000Gi"}
-        cluster.api.merge(
-            f"/api/v1/nodes/{name}/status", {"status": {"capacity": amounts, "allocatable": amounts}}
-        )
-    uses = workload.container(limits={DISK: "950Gi"})
-    cluster.create(workload.pod("uses-disk", uses, nodeName="a"))
-    first = PODS_IN_ORDER[0]
-    extender = start("balanced", more=("--rank-all-pods",))
-    wait_cached(extender, len(NODES) + 1)
-    assert place(cluster, "gpu", first) == PLACES["balanced"][0] == "a"
-    extender.kill()
-    cluster.delete("gpu")
-    extender = start("balanced", f"resources={DISK}", more=("--rank-all-pods",))
-    wait_cached(extender, len(NODES) + 1)
-    used = {"a": Fraction(950, 1000), "b": Fraction(0), "c": Fraction(0)}
-    for name, request in (("gpu-beside-disk", first), ("plain-beside-disk", PLAIN)):
-        spread = {each: variance([*fractions_after(each, request), used[each]]) for each in NODES}
-        assert place(cluster, name, request) == min(NODES, key=spread.__getitem__) != "a"
-        cluster.delete(name)
-        wait_cached(extender, len(NODES) + 1)
 
 
 def test_a_pod_s_own_preferences_are_not_outvoted(cluster: Cluster, start: Any) -> None:
