@@ -174,18 +174,6 @@ async def test_one_that_cannot_be_asked_runs_on_and_its_clients_with_it(root, mo
         await until(lambda: daemon.starts > 1)
 
 
-async def test_one_that_ends_at_once_is_tried_again_and_never_counts(root):
-    program = make_program(root)
-    daemon = control(root, program)
-    (root / CARDS[0] / "pipe").mkdir(parents=True)
-    (root / CARDS[0] / "pipe" / "broken").touch()
-    async with background(daemon.run()):
-        await until(lambda: daemon.starts > 2)
-        assert MpsService(root).read_state(CARDS[0]) is None
-        (root / CARDS[0] / "pipe" / "broken").unlink()
-        await until(lambda: MpsService(root).read_state(CARDS[0]))
-
-
 async def test_a_program_that_is_not_there_is_no_end_and_told_once(root):
     daemon = control(root, root / "nowhere")
     with capture_logs() as logs:
