@@ -321,14 +321,7 @@ class _PodExplainer:
 
     def _note_other_pods(self) -> list[str]:
         """List the pods that cards are kept for, and those that stand for this one."""
-        notes = []
-        reserved = [
-            f"{pod.full_name} on {pod.status.nominated_node_name}"
-            for pod in self._cluster.list_waiting_pods()
-            if pod.status.nominated_node_name and pod.metadata.uid != self._pod.metadata.uid
-        ]
-        if reserved:
-            notes.append(f"cards are kept for pods that others are evicted for: {', '.join(reserved[:3])}")
+        notes = self._cluster.note_kept_cards(self._pod.metadata.uid)
         if self._pod.status.nominated_node_name:
             node = self._pod.status.nominated_node_name
             notes.append(f"node {node} is kept for it while pods of lower priority leave")

@@ -17,6 +17,7 @@ from allocator.names import MIB_PER_GIB, PACKED_LAYOUT, PERCENT_RESOURCE, QUEUE_
 from allocator.packing import recall_layout
 from allocator.quantity import parse_integer
 from allocator.request import PodRequest
+from allocator.texts import list_some
 from gpupack.errors import InputError
 from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.whatif.kube_checks import HostRequirements, KubeSchedulerChecks, find_selected_labels
@@ -307,7 +308,15 @@ class Cluster:
             )
         if self.lacks_claims:
             notes.append(CLAIMS_NOT_READ)
+        notes += self.note_kept_cards() if named else ()
         return (*notes, *self.policies.warnings)
+
+    def note_kept_cards(self, asker: str = "") -> list[str]:
+        """Name the pods that filter keeps cards for, and refuses these to others; not that with the UID."""
+        pods = (self.state.pods[uid] for uid in self.state.nominated - {asker})
+        kept = sorted(f"{pod.full_name} on {pod.nominated}" for pod in pods if pod.can_be_scheduled)
+        what = "cards that are kept for pods for which others are evicted count as free here"
+        return [f"{what}: {list_some(kept, 3)}"] if kept else []
 
     @property
     def lacks_claims(self) -> bool:

@@ -107,7 +107,8 @@ async def test_names_of_others_are_hidden_in_what_pods_are_told(cluster: InClust
     cluster.board.put_pod(msgspec.convert(pod, objects.Pod))
     (waits,) = (await cluster.page()).pending
     assert any(
-        f"cards are kept for pods that others are evicted for: {HIDDEN}" in note for note in waits.notes
+        f"cards that are kept for pods for which others are evicted count as free here: {HIDDEN}" in note
+        for note in waits.notes
     )
 
 

@@ -82,8 +82,9 @@ def test_notes_name_no_pod_of_another_namespace() -> None:
     kept = Pod(f"{SECRET}-kept", 8, namespace=OTHER).object()
     kept["status"]["nominatedNodeName"] = "n1"
     cluster = cluster_of((Node("n1", (16,)),), Pod("waits", 20, namespace=TEAM), also=(kept,))
-    answer = explain_own_pod(cluster, TEAM, "waits", None)
-    assert answer.notes == (f"cards are kept for pods that others are evicted for: {HIDDEN} on n1",)
+    said = f"cards that are kept for pods for which others are evicted count as free here: {HIDDEN} on n1"
+    assert explain_own_pod(cluster, TEAM, "waits", None).notes == (said,)
+    assert count_fit_for_member(cluster, TEAM, FitQuestion(8)).notes == (said,)
 
 
 def test_a_pod_elsewhere_is_as_one_that_is_not() -> None:
