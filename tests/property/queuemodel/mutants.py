@@ -216,7 +216,7 @@ MUTANTS = (
     Mutant(
         "a PodGroup says how many pods start together",
         gangs.Gangs._read_group,
-        "gang.size = max(1, least - len(outside))",
+        "gang.size = least - gang.outside",
         "gang.size = 1",
         of("grouped"),
     ),
