@@ -11,11 +11,11 @@ import click
 from allocator.names import MAX_UNIT_MIB
 from gpupack.cli.common import (
     FAILED,
-    Command,
     cluster_options,
     exit_on_faults,
     exit_with_faults,
     file_option,
+    join_options,
     print_lines,
     refuse_beside_file,
 )
@@ -33,22 +33,17 @@ _FOR_MEMBERS: Final = (
 )
 
 
-def source_options(command: Command) -> Command:
-    """Give a command the options that say which cluster."""
-    options = (
-        file_option("Output of `kubectl get nodes,pods -A -o json`. Default: ask the cluster."),
-        cluster_options,
-        click.option(
-            "--unit-mib",
-            type=click.IntRange(1, MAX_UNIT_MIB),
-            metavar="MIB",
-            help="MiB of a unit. Default: of the pod asked about, else what most nodes publish.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
+source_options = join_options(
+    file_option("Output of `kubectl get nodes,pods -A -o json`. Default: ask the cluster."),
+    cluster_options,
+    click.option(
+        "--unit-mib",
+        type=click.IntRange(1, MAX_UNIT_MIB),
+        metavar="MIB",
+        help="MiB of a unit. Default: of the pod asked about, else what most nodes publish.",
+    ),
+)
+"""Which cluster is asked, or which file."""
 
 compute_option = click.option(
     "--compute",

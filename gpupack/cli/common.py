@@ -116,9 +116,21 @@ context_option = click.option(
 )
 
 
-def cluster_options(command: Command) -> Command:
-    """Give a command the options that say how the API server is reached."""
-    return click.option("--kubeconfig", metavar="FILE", help=KUBECONFIG_HELP)(context_option(command))
+def join_options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Make one decorator of several; `--help` lists their options in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+cluster_options = join_options(
+    click.option("--kubeconfig", metavar="FILE", help=KUBECONFIG_HELP), context_option
+)
+"""How the API server is reached."""
 
 
 def output_option(*formats: str) -> Callable[[Command], Command]:

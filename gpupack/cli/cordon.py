@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gpupack.cli.common import Command, cluster_options, exit_on_faults, print_lines, version_option
+from gpupack.cli.common import cluster_options, exit_on_faults, join_options, print_lines, version_option
 from gpupack.cli.names import complete_nodes
 
 if TYPE_CHECKING:
@@ -34,19 +34,14 @@ CARD is the driver's index, a UUID, or the beginning of one. Needed rights: get 
 """
 
 
-def _options(command: Command) -> Command:
-    for add in reversed(
-        (
-            click.argument("node", shell_complete=complete_nodes),
-            click.argument("cards", nargs=-1, metavar="[CARD]..."),
-            click.option("--all", "every", is_flag=True, help="All cards of the node, in place of CARD."),
-            click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing."),
-            cluster_options,
-            version_option,
-        )
-    ):
-        command = add(command)
-    return command
+_options = join_options(
+    click.argument("node", shell_complete=complete_nodes),
+    click.argument("cards", nargs=-1, metavar="[CARD]..."),
+    click.option("--all", "every", is_flag=True, help="All cards of the node, in place of CARD."),
+    click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing."),
+    cluster_options,
+    version_option,
+)
 
 
 @click.command(help=CORDON_HELP, short_help="Keep cards of a node free of new pods.")

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import click
 
-from gpupack.cli.common import Command, name_values
+from gpupack.cli.common import Command, join_options, name_values
 from kubeapi.options import Option, name_option, read_option
 
 
@@ -18,14 +18,9 @@ def settings_options(settings: type, first: str = "", last: str = "") -> Callabl
     end = names.index(last) + 1 if last else len(names)
     chosen = fields(settings)[names.index(first) if first else 0 : end]
     hints = get_type_hints(settings)
-    made = [_make(each, hints[each.name], known) for each in chosen if (known := read_option(each))]
-
-    def add(command: Command) -> Command:
-        for decorate in reversed(made):
-            command = decorate(command)
-        return command
-
-    return add
+    return join_options(
+        *(_make(each, hints[each.name], known) for each in chosen if (known := read_option(each)))
+    )
 
 
 def _make(field: Field[Any], kind: Any, known: Option) -> Callable[[Command], Command]:
