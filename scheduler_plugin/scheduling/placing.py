@@ -107,7 +107,7 @@ def place_on_node(
         placement = place(cards, query.request, query.policy_request.card_policy)
         if placement is not None:
             return placement
-    return place_by_policy(policy, nodes, row, query) or place_by_card_policy(nodes, row, query)
+    return place_by_policy(policy, nodes, row, query)
 
 
 def _prefer_near_cards(
