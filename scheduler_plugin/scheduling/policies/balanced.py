@@ -1,20 +1,15 @@
 """balanced: keep cpu, memory and GPU memory of a node equally used, so that none strands the others."""
 
-from typing import Final
-
 import numpy as np
 
-from allocator.registry import Entry, Parameters
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.scheduling.policies.fractions import (
     DECIMALS,
     FractionsPolicy,
     compute_mean,
-    parse_resources,
+    make_entry,
 )
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
-
-NAME: Final = "balanced"
 
 
 class Balanced(FractionsPolicy):
@@ -32,16 +27,4 @@ class Balanced(FractionsPolicy):
         return np.round(compute_mean(spread, present), DECIMALS)
 
 
-def make(parameters: Parameters) -> Balanced:
-    """Build the policy.
-
-    Args:
-        parameters: `resources`, further classes.
-
-    Raises:
-        PolicyError: a name that no further resource can have.
-    """
-    return Balanced(parse_resources(NAME, parameters))
-
-
-POLICY = Entry(NAME, make, "keep cpu, memory and GPU memory of a node equally used", ("resources",))
+POLICY = make_entry(Balanced, "balanced", "keep cpu, memory and GPU memory of a node equally used")

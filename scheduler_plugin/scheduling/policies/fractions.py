@@ -5,13 +5,13 @@
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
 from allocator.errors import shown
 from allocator.names import COMPUTE_RESOURCE
-from allocator.registry import Parameters
+from allocator.registry import Entry, Parameters
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, LongArray, RowArray
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
@@ -196,6 +196,14 @@ class FractionsPolicy:
     def __init__(self, other_resources: Sequence[str] = ()) -> None:
         self.other_resources = tuple(other_resources)
         self._fractions = Fractions(self.other_resources)
+
+
+P = TypeVar("P", bound=FractionsPolicy)
+
+
+def make_entry(kind: type[P], name: str, summary: str) -> Entry[P]:
+    """Make the entry of a policy whose one parameter, `resources`, names further classes."""
+    return Entry(name, lambda parameters: kind(parse_resources(name, parameters)), summary, ("resources",))
 
 
 def compute_mean(f: FloatArray, present: FloatArray | None) -> FloatArray:

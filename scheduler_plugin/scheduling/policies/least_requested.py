@@ -1,20 +1,15 @@
 """least-requested: spread pods over the emptiest nodes."""
 
-from typing import Final
-
 import numpy as np
 
-from allocator.registry import Entry, Parameters
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.scheduling.policies.fractions import (
     DECIMALS,
     FractionsPolicy,
     compute_mean,
-    parse_resources,
+    make_entry,
 )
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
-
-NAME: Final = "least-requested"
 
 
 class LeastRequested(FractionsPolicy):
@@ -28,16 +23,4 @@ class LeastRequested(FractionsPolicy):
         )
 
 
-def make(parameters: Parameters) -> LeastRequested:
-    """Build the policy.
-
-    Args:
-        parameters: `resources`, further classes.
-
-    Raises:
-        PolicyError: a name that no further resource can have.
-    """
-    return LeastRequested(parse_resources(NAME, parameters))
-
-
-POLICY = Entry(NAME, make, "spread pods over the emptiest nodes", ("resources",))
+POLICY = make_entry(LeastRequested, "least-requested", "spread pods over the emptiest nodes")
