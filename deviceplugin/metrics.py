@@ -73,7 +73,7 @@ class Metrics:
     """The daemon's metrics; those of other parts are read at scrape time."""
 
     def __init__(self) -> None:
-        self._registry = make_process_registry("gpupack", "gpupack")
+        self._registry = make_process_registry()
         self._requests = Counter(
             "gpupack_node_kubelet_requests",
             "Requests of the kubelet by method and gRPC status.",

@@ -53,7 +53,9 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> object:
     """Look a name up when it is asked for: a daemon heeds signals 40 ms sooner."""
     if name == "__version__":
-        return _version()
+        from kubeapi import read_version  # noqa: PLC0415
+
+        return read_version()
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415
@@ -64,12 +66,3 @@ def __getattr__(name: str) -> object:
 def __dir__() -> list[str]:
     """Name what there is, loaded or not: `help(gpupack)` and completion ask."""
     return sorted({*globals(), *__all__})
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
-
-    try:
-        return version("gpupack")
-    except PackageNotFoundError:  # a source tree on the path that was never installed
-        return "0.0.0+unknown"

@@ -17,7 +17,7 @@ class AutoscaleMetrics:
     """The metrics, in a registry of their own."""
 
     def __init__(self) -> None:
-        registry = self.registry = make_process_registry("gpupack", "gpupack")
+        registry = self.registry = make_process_registry()
         self._placeholders = Gauge(
             "gpupack_autoscale_placeholders", "Placeholder pods that ask for a node.", registry=registry
         )

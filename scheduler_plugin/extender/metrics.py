@@ -45,7 +45,7 @@ class Metrics:
     """The extender's metrics in a registry of their own."""
 
     def __init__(self, cluster: "ClusterMetrics | None" = None) -> None:
-        self.registry = make_process_registry("gpupack", "gpupack")
+        self.registry = make_process_registry()
         self.handled = Histogram(
             "gpupack_extender_request_duration_seconds",
             "Time to handle a call, reading and writing HTTP not included.",

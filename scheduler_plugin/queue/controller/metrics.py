@@ -13,7 +13,7 @@ class QueueMetrics:
     """The queue's metrics, in a registry of their own."""
 
     def __init__(self) -> None:
-        registry = self.registry = make_process_registry("gpupack", "gpupack")
+        registry = self.registry = make_process_registry()
         self.leader = Gauge(
             "gpupack_queue_leader",
             "1 where this process may admit pods: it holds the queue's Lease, or there is no election.",
