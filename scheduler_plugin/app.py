@@ -17,7 +17,7 @@ from kubeapi.objects import Node, Pod, PodDisruptionBudget
 from kubeapi.posting import make_post_client
 from kubeapi.process import run_until
 from kubeapi.reflect import Kind, Reflector
-from kubeapi.serving import start_serving
+from kubeapi.serving import make_process_app, start_serving
 from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.claim_writer import ClaimWriter
@@ -31,7 +31,7 @@ from scheduler_plugin.extender.fast_server import FastServer
 from scheduler_plugin.extender.metrics import ClusterMetrics, Metrics
 from scheduler_plugin.extender.pod_events import PodReporter
 from scheduler_plugin.extender.retry import RefusedPodRetrier
-from scheduler_plugin.extender.server import MAX_BODY, ExtenderService, make_app, make_open_app
+from scheduler_plugin.extender.server import MAX_BODY, ExtenderService, make_app
 from scheduler_plugin.extender.stale_refusals import StaleRefusalWait, WatchActivity
 from scheduler_plugin.extender.tls import ServerTls, open_tls
 from scheduler_plugin.extender.verbs import Extender
@@ -141,7 +141,10 @@ async def run(
             log.info("serving", url=url, node_policy=settings.node_policy, card_policy=settings.card_policy)
             if settings.metrics_http is not None:
                 address = await start_serving(
-                    stack, make_open_app(service), settings.metrics_http, _metrics_error
+                    stack,
+                    make_process_app(service.explain_not_ready, service.render_metrics),
+                    settings.metrics_http,
+                    _metrics_error,
                 )
                 log.info("serving metrics", host=address.host, port=address.port)
             if started is not None:

@@ -1,16 +1,15 @@
 """The extender over HTTP."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
 import structlog
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
-from kubeapi.serving import serve_health, serve_metrics
+from kubeapi.serving import HEALTH, Handler, serve_health, serve_metrics
 from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.batch_protocol import CommitOutcome, CommitReply, decode_commit_call
 from scheduler_plugin.binding.batch_protocol import encode as encode_commit
@@ -34,7 +33,7 @@ MAX_BODY: Final = 16 * 2**20
 BIND_WAIT_S: Final = 1.0
 """How long bind waits for a pod that our view does not have yet."""
 
-OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+OPEN: Final = HEALTH | {"/metrics"}
 """What may be read without a client certificate; probes and Prometheus have none."""
 
 STANDBY: Final = "this gpupack scheduler is not the leader; the leader answers"
@@ -48,7 +47,6 @@ _WHOLE: Final = "; allowed: a whole one, encoded as its headers say"
 
 _TEXT: Final = "text/plain; charset=utf-8"
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Verb = Callable[[bytes], Awaitable[VerbAnswer]]
 
 log = structlog.get_logger(__name__)
@@ -262,27 +260,14 @@ async def _only_known_clients(request: web.Request, handler: Handler) -> web.Str
 
 
 def make_app(service: ExtenderService, *, only_known_clients: bool = False) -> web.Application:
-    routes = [
-        *(web.post(path, service.any_form) for path in service.verbs),
-        *_open_routes(service),
-    ]
     guards = [_only_known_clients] if only_known_clients else []
-    return _app(service, routes, guards)
-
-
-def make_open_app(service: ExtenderService) -> web.Application:
-    """Build the application for clients without a certificate: no verbs."""
-    return _app(service, _open_routes(service), [])
-
-
-def _open_routes(service: ExtenderService) -> list[web.RouteDef]:
-    return [*serve_health(service.explain_not_ready), serve_metrics(service.render_metrics)]
-
-
-def _app(
-    service: ExtenderService, routes: list[web.RouteDef], guards: Sequence[Middleware]
-) -> web.Application:
     app = web.Application(client_max_size=MAX_BODY, middlewares=[*guards, _explain])
     app[METRICS] = service.metrics
-    app.add_routes(routes)
+    app.add_routes(
+        [
+            *(web.post(path, service.any_form) for path in service.verbs),
+            *serve_health(service.explain_not_ready),
+            serve_metrics(service.render_metrics),
+        ]
+    )
     return app
