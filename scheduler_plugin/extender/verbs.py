@@ -209,11 +209,10 @@ class Extender:
             with self.state.reservations.charged_against(self.state.nodes, pod.uid, pod.priority):
                 rows = among.rows(self.state.nodes.index)
                 fitting_rows = rows[filter_nodes(self.state.nodes, query, rows)]
-                if held:
+                if held or pod.planned_uuids:  # the policy of a planned pod was asked already
                     return bool(len(fitting_rows))
-                planned, policy = bool(pod.planned_uuids), self.policies.get_policy(query.request)
-                placed = planned and len(rows) == 1
-                scores = self._score_fitting(policy, planned, placed, query, fitting_rows)
+                policy = self.policies.get_policy(query.request)
+                scores = score_nodes(policy, self.state.nodes, query, fitting_rows)
         except (RequestError, *POLICY_FAULTS):
             return False
         return bool((scores < np.inf).any())
