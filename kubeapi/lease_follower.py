@@ -71,11 +71,6 @@ class LeaseFollower:
         """See `LeaseElector.since`."""
         return self._since if self.is_leader else None
 
-    @property
-    def holder(self) -> str:
-        """See `LeaseElector.holder`."""
-        return (self._seen.holder_identity or "") if self._seen is not None else ""
-
     async def run(self) -> None:
         """Read the Lease until cancelled; an unreadable one renews nothing."""
         while True:

@@ -41,10 +41,6 @@ class Runtime:
         """Start a container; an ordinary init container ends at once."""
         self._containers[uid, record.name] = replace(record, running=record.kind != "init")
 
-    def running(self, uid: str, container: str) -> bool:
-        record = self._containers.get((uid, container))
-        return record is not None and record.running
-
     def running_pods(self) -> frozenset[str]:
         """List the UIDs of pods with a running container: those whose cgroups exist."""
         return frozenset(uid for (uid, _), record in self._containers.items() if record.running)
