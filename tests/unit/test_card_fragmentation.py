@@ -27,11 +27,3 @@ def test_nothing_is_known_so_the_smallest_whole_card_is_opened():
     whole = [Card(i, f"GPU-{i}", "A", size, 0) for i, size in enumerate([79, 14, 44])]
     assert choose(whole, 4, 1, "fragmentation") == (1,)
     assert choose(whole, 20, 1, "fragmentation") == (2,)
-
-
-def test_eight_pods_of_4_gib_take_one_l40s():
-    used = [0, 0, 0, 0]
-    for _ in range(8):
-        (card,) = choose(cards(used, 44), 4, 1, "fragmentation")
-        used[card] += 4
-    assert sorted(used) == [0, 0, 0, 32]

@@ -24,11 +24,6 @@ def test_every_unit_of_every_card_has_an_id():
     assert list(facts.units_by_card(["c1::0", "c0::0", "c0::1"]).items()) == [("c0", 2), ("c1", 1)]
 
 
-def test_the_kubelet_knows_a_static_pod_by_another_uid():
-    assert pod("mirror", 3, runtime_uid="hash").key == "hash"
-    assert pod("a", 3).key == "a"
-
-
 @pytest.mark.parametrize(
     ("assigned", "costs"),
     [

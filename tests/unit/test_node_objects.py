@@ -9,7 +9,6 @@ from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ASSIGNED, P
 from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import charge, dump_assigned
 from deviceplugin.allocation.objects import NodeObject, PodObject
-from kubeapi.metadata import parse_resource_version
 from kubeapi.objects import MIRROR_ANNOTATION
 
 GIB = "gpupack.io/gpu-memory-gib"
@@ -174,9 +173,3 @@ def test_rubbish_in_annotations_is_none():
     cordoned, problem = told.read_cordon()
     assert cordoned == frozenset()
     assert "no:uuid" in str(problem)
-
-
-def test_versions_are_numbers():
-    assert parse_resource_version("12") == 12
-    assert parse_resource_version("") == 0
-    assert parse_resource_version("¹") == 0
