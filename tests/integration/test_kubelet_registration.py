@@ -25,19 +25,6 @@ async def test_registers_and_lists_its_devices() -> None:
         assert here.registrar.registrations == 1
 
 
-async def test_changes_of_health_reach_the_kubelet() -> None:
-    async with world() as here:
-        for identifier in here.allocator.health:
-            here.allocator.health[identifier] = not identifier.startswith("GPU-1")
-        here.plugin.send_devices()
-        await until(lambda: here.kubelet.allocatable() == {RESOURCE: 8})
-        assert here.kubelet.capacity() == {RESOURCE: 16}
-        for identifier in here.allocator.health:
-            here.allocator.health[identifier] = True
-        here.plugin.send_devices()
-        await until(lambda: here.kubelet.allocatable() == {RESOURCE: 16})
-
-
 async def test_waits_for_a_kubelet_that_is_not_there_yet() -> None:
     async with world(registrar=False) as here:
         await here.kubelet.stop()
@@ -245,15 +232,3 @@ async def test_stop_takes_the_socket_away_and_capacity_stays_for_five_minutes() 
         assert here.kubelet.capacity() == {RESOURCE: 16}
         now[0] = 301.0
         assert here.kubelet.capacity() == {}
-
-
-async def test_pods_are_served_after_every_kind_of_return() -> None:
-    async with world() as here:
-        assert (await here.kubelet.admit(pod("a", 2))).admitted
-        await here.kubelet.restart()
-        await here.registered()
-        assert (await here.kubelet.admit(pod("b", 2))).admitted
-        here.socket.unlink()
-        await until(lambda: here.kubelet.registrations == 2)
-        await here.registered()
-        assert (await here.kubelet.admit(pod("c", 2))).admitted

@@ -221,19 +221,6 @@ async def test_pages_that_the_system_keeps_fill_no_card():
         await until(lambda: world.daemon._sampler.uses[card(0)].foreign_mib == 2 * 1024)
 
 
-async def test_another_vendors_cards_are_told_as_it_does():
-    vendor = {"domain": "example.com", "visible_devices": "EXAMPLE_CARDS", "fault": "ERR"}
-    async with node_world(profile=profile(None, vendor=vendor)) as world:
-        uid = await on(world, "a", 4, card(0))
-        assert world.env(uid)["EXAMPLE_CARDS"] == card(0)
-        assert not [name for name in world.env(uid) if "NVIDIA" in name]
-        world.source.xid(card(0), 48)
-        await until(lambda: "GPUErrError" in told(world))
-        assert (await metrics(world))["gpupack_card_err_errors_total"] == {
-            ("48", "NVIDIA H100 80GB HBM3", card(0)): 1
-        }
-
-
 async def test_a_storm_of_faults_is_counted_and_makes_few_events():
     async with node_world(8, 8) as world:
         for _ in range(20_000):

@@ -19,10 +19,7 @@ from allocator.policies import CARD_POLICIES
 from allocator.policy import card_policy
 from allocator.request import ContainerRequest, PodRequest
 from gpupack.cli.app import cli
-from gpupack.dashboard.advice import explain_pods, list_waiting_pods
-from gpupack.dashboard.board import ClusterBoard
 from gpupack.embedded import EmbeddedCluster, wait_until
-from gpupack.whatif.objects import load_objects
 from scheduler_plugin.cache.amounts import ONE_POD
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import SettingsError
@@ -263,34 +260,6 @@ def test_why_knows_them():
     ).text
     answer = json.loads(asked("why", "waits", "-o", "json", text=full))
     assert (answer["state"], answer["notes"]) == ("pending", [])
-
-
-@pytest.mark.usefixtures("installed")
-def test_fit_counts_pods_that_name_them():
-    runs = Pod("runs", 32, "small", (0, 1), count=2, policies=NAMED)
-    answer = json.loads(asked("fit", "16", "-o", "json", text=World(NODES, (runs,)).text))
-    assert [node["node"] for node in answer["nodes"]] == ["large"]
-
-
-@pytest.mark.usefixtures("installed")
-def test_advise_moves_pods_that_name_them():
-    world = World(
-        (Node("a", (16,)), Node("large", (12,) * 4), Node("small", (12, 12))),
-        (Pod("runs", 8, "a", (0,), policies=NAMED),),
-    )
-    (move,) = json.loads(asked("advise", "--for", "16", "-o", "json", text=world.text))["moves"]
-    assert move["pod"] == "runs"
-
-
-@pytest.mark.usefixtures("installed")
-def test_the_dashboard_knows_them():
-    board = ClusterBoard()
-    found = load_objects(TEXT)
-    board.replace_nodes(found.nodes)
-    board.replace_pods(found.pods)
-    cluster = board.get_cluster()
-    (answer,) = explain_pods(cluster, list_waiting_pods(cluster), board.find_queued)
-    assert (answer.state, answer.notes) == ("fits", ())
 
 
 @pytest.mark.usefixtures("installed")
