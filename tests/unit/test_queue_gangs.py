@@ -64,34 +64,6 @@ def test_a_waiting_pod_that_joins_a_gang_later_waits_with_the_gang(world: QueueW
     assert world.admitted() == ["p0", "p1"]
 
 
-def test_a_gang_that_is_half_bound_is_taken_back(world: QueueWorld) -> None:
-    """All of its pods that a controller makes again are removed."""
-    owner = [{"uid": "u", "controller": True}]
-    uids = [world.pod(f"g{i}", 16, gang="g", size=2) for i in range(2)]
-    for uid in uids:
-        world.change(uid, metadata={"ownerReferences": owner})
-    world.decide()
-    world.bind(uids[0])
-    world.now = 299
-    assert world.queue.find_requeues(world.now) == []
-    world.now = 300
-    back = world.queue.find_requeues(world.now)
-    assert {(each.queued_pod.uid, each.removes) for each in back} == {(uid, True) for uid in uids}
-    assert "1 of 2 pods of its gang are bound" in back[0].why
-
-
-def test_of_a_half_bound_gang_of_bare_pods_only_those_without_a_node_lose_their_room(
-    world: QueueWorld,
-) -> None:
-    """Nobody would make the bound one again, and its room is given to nobody."""
-    gang = _gang(world, 2, owned=False)
-    world.bind(gang[0])
-    world.now = WITHIN_S
-    assert _list_requeued(world) == [("g1", False)]
-    world.now = 2 * WITHIN_S
-    assert _list_requeued(world) == []
-
-
 def test_a_half_bound_gang_with_a_controller_is_removed_and_waits_until_it_is_whole(
     world: QueueWorld,
 ) -> None:

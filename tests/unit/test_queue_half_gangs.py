@@ -241,6 +241,8 @@ def test_of_a_half_bound_gang_of_bare_pods_the_rest_waits_again_and_joins(world:
         (uids[1], True)
     ]
     assert world.queue.queues["a"].units == 16
+    world.now = 2 * WITHIN_S
+    assert world.requeue_pods() == []
     world.pod("small", 8, created=1)
     assert release(world) == ["g1"]
 
