@@ -5,7 +5,7 @@ Nothing that takes time to load is imported here: this comes before all else.
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,11 +47,10 @@ def exit_on_signals(arguments: Sequence[str]) -> None:
 def cancel_on_signals(task: "asyncio.Task[Any]") -> Iterator[None]:
     """Cancel a task of the running loop once: at the first signal, also if the terminal goes away.
 
-    Further signals change nothing, so that what the task undoes is undone.
+    Further signals change nothing, so that what the task undoes is undone. With `nohup` it goes on without
+    the terminal.
     """
-    import asyncio  # noqa: PLC0415 - see above
-
-    loop, told = asyncio.get_running_loop(), False
+    told = False
 
     def cancel() -> None:
         nonlocal told
@@ -59,10 +58,20 @@ def cancel_on_signals(task: "asyncio.Task[Any]") -> Iterator[None]:
             told = True
             task.cancel()
 
-    numbers = (*STOPPING, signal.SIGHUP)
+    stays = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    with _handle_signals(STOPPING if stays else (*STOPPING, signal.SIGHUP), cancel):
+        yield
+
+
+@contextmanager
+def _handle_signals(numbers: Sequence[int], handle: Callable[[], None]) -> Iterator[None]:
+    """Handle signals in the running loop, and as before once the context ends."""
+    import asyncio  # noqa: PLC0415 - see above
+
+    loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
-        loop.add_signal_handler(number, cancel)
+        loop.add_signal_handler(number, handle)
     try:
         yield
     finally:
@@ -80,9 +89,7 @@ def connect_stop_event() -> Iterator["asyncio.Event"]:
     """Give an event of the running loop that the first signal sets; the second ends the process at once."""
     import asyncio  # noqa: PLC0415 - see above
 
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    before = {number: signal.getsignal(number) for number in STOPPING}
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def told() -> None:
         stop.set()
@@ -90,11 +97,5 @@ def connect_stop_event() -> Iterator["asyncio.Event"]:
             loop.remove_signal_handler(number)
             signal.signal(number, _exit)
 
-    for number in STOPPING:
-        loop.add_signal_handler(number, told)
-    try:
+    with _handle_signals(STOPPING, told):
         yield stop
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)

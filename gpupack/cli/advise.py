@@ -2,14 +2,13 @@
 
 import asyncio
 import re
-import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from gpupack.cli.cluster_source import compute_option, read_source, run_question, source_options
-from gpupack.cli.common import FAILED, output_option, print_lines, timeout_option, version_option
+from gpupack.cli.common import FAILED, INTERRUPTED, output_option, print_lines, timeout_option, version_option
 from gpupack.cli.names import complete_nodes
 from gpupack.terminal import wants_colour
 from kubeapi.paths import make_collection_path
@@ -160,16 +159,16 @@ async def _apply(
     *,
     quiet: bool,
 ) -> "AppliedAdvice":
-    """Make the moves; Ctrl-C and SIGTERM end it between two writes, and cards are given back."""
+    """Make the moves; a signal ends it between two writes, and cards are given back."""
     from gpupack.cordon import Cordoner
     from gpupack.inventory.fetching import connect, list_all
     from gpupack.rebalance.apply import MoveApplier
+    from gpupack.signals import cancel_on_signals
     from gpupack.whatif.fetching import list_cluster
     from kubeapi.objects import Pod
 
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - a coroutine runs in a task
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with await connect(source.kubeconfig, source.context) as client:
         applier = MoveApplier(
             api=client,
@@ -183,12 +182,13 @@ async def _apply(
             report=(lambda _line: None) if quiet else print_lines,
         )
         try:
-            return await applier.apply(cluster, advice)
+            with cancel_on_signals(task):
+                return await applier.apply(cluster, advice)
         except asyncio.CancelledError:
             left = applier.list_cordoned()
             told = _describe_cordoned(left) if left else "Cordoned cards were given back."
             print_lines(f"interrupted: no further pod is moved. {told}", err=True)
-            raise
+            sys.exit(INTERRUPTED)
 
 
 def _describe_done(done: "AppliedAdvice") -> str:
