@@ -59,7 +59,7 @@ def record(name, *cards, error=None):
 RECORDS = [
     record("gpu-0", card(14), {**card(0), "index": 1}),
     record("gpu-1", card(8, 44, "GPU-a", "NVIDIA L40S")),
-    record("odd", card(1), error='annotation gpupack.io/cards is "soup": not JSON'),
+    {**record("odd", card(1), error='annotation gpupack.io/cards is "soup": not JSON'), "takes_pods": False},
 ]
 
 
