@@ -351,16 +351,26 @@ def test_batch_mode_leaves_groups_to_kube_scheduler(world: QueueWorld) -> None:
     assert message.startswith("batch mode does not know schedulingGroup: create the pod without it, or with")
 
 
-def test_a_group_bound_in_part_is_taken_back_after_gang_within(world: QueueWorld) -> None:
+@pytest.mark.parametrize(
+    ("count", "launcher", "told"),
+    [(2, None, "1 of 2"), (3, {"nodeName": "n1"}, "2 of 3"), (3, {}, "1 of 3"), (1, None, "1 of 2")],
+    ids=["alone", "with a bound launcher", "with a waiting launcher", "with more than minCount"],
+)
+def test_a_group_bound_in_part_is_taken_back_after_gang_within(
+    world: QueueWorld, count: int, launcher: dict[str, Any] | None, told: str
+) -> None:
+    """A launcher without cards, which the queue leaves alone, is one of the pods that are told."""
     owned = {"metadata": {"labels": {"gpupack.io/queue-name": "a"}, **world.made_by("j")}}
-    world.pod_group("g", 2)
+    world.pod_group("g", count)
+    if launcher is not None:
+        world.pod("launcher", group="g", queue="", gates=(), containers=[{"name": "main"}], spec=launcher)
     uids = members(world, 2, **owned)
     assert len(world.admitted()) == 2
     world.bind(uids[0])
     world.now = 301.0
     removed = [each for each in world.requeue_pods() if each.removes]
-    assert {world.name(each.queued_pod.uid) for each in removed} == {"g0", "g1"}
-    assert {each.why for each in removed} == {"1 of 2 pods of its gang are bound after 300 s"}
+    assert {world.name(each.queued_pod.uid) for each in removed} == ({"g1"} if count == 1 else {"g0", "g1"})
+    assert {each.why for each in removed} == {f"{told} pods of its gang are bound after 300 s"}
 
 
 @pytest.mark.parametrize(("count", "groups"), [(2, [2]), (0, [1])], ids=["gang", "no-gang"])

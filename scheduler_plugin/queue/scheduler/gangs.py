@@ -188,7 +188,11 @@ class Gangs:
             pods = [self._queued_pods[uid] for uid in gang.members]
             late = [pod for pod in pods if pod.phase is Phase.ADMITTED]
             admitted = [pod for pod in pods if pod.phase is not Phase.GATED]
-            bound = sum(pod.phase is Phase.BOUND for pod in pods)
+            # As in what is said of a gang that waits, pods of its PodGroup that are in no queue count.
+            counted = (
+                self._pod_groups.list_counted(gang.group) if gang.group else [pod.record for pod in pods]
+            )
+            bound, size = sum(bool(pod.node) for pod in counted), max(gang.size + gang.outside, len(counted))
             # A bound pod that nobody makes again would be lost; it keeps its room, and nothing is said of it.
             going = [
                 each
@@ -199,7 +203,7 @@ class Gangs:
                 self.begin_removal(gang.uid, now)
             if going:
                 self._record_gang_refusal(gang, now)
-                yield going, f"{bound} of {gang.size} pods of its gang are bound after {within_s:g} s"
+                yield going, f"{bound} of {size} pods of its gang are bound after {within_s:g} s"
 
     def begin_removal(self, uid: str, now: float) -> None:
         """Record that the bound pods of a gang are being removed; no pod joins it until they are gone."""
