@@ -1,12 +1,10 @@
 """Reclaim for a gang, and from gangs: room for all of its pods, and nobody is evicted who need not be."""
 
 import asyncio
-import random
 from typing import Any
 
 import pytest
 
-from scheduler_plugin.preemption.node_victims import view_node
 from scheduler_plugin.queue.cache.queued_pods import GangState, QueuedPod
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.writer import WriteOutcome, WriteResult
@@ -112,66 +110,6 @@ def test_quota_is_reclaimed_where_only_that_is_missing() -> None:
     assert reclaim is not None
     carry_out(world, reclaim)
     assert sorted(world.admitted()) == ["b0", "b1"]
-
-
-def fits_without(world: QueueWorld, gone: set[str], units: list[int]) -> bool:
-    """Whether the gang has room once these pods are gone."""
-    requirements = world.queue.queued_pods["uid-b0"].requirements
-    assert requirements is not None
-    free: list[int] = []
-    for name in world.state.nodes.rows:
-        room = view_node(world.state, name, world.queue.capacity.make_query(requirements))
-        assert room is not None
-        free += [card.free_units for card in room.get_cards_without(gone)]
-    return packs(free, units)
-
-
-def packs(free: list[int], units: list[int]) -> bool:
-    """Whether pods of one card each fit, by trying everything."""
-    if not units:
-        return True
-    return any(
-        packs([*free[:at], card - units[0], *free[at + 1 :]], units[1:])
-        for at, card in enumerate(free)
-        if card >= units[0] and card not in free[:at]
-    )
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_never_more_go_than_needed_and_the_gang_is_released(seed: int) -> None:
-    """Random clusters: without any one of the victims room or quota would be missing."""
-    rng = random.Random(seed)
-    nodes = rng.randint(1, 3)
-    own = rng.choice((16, 24, 32)) if nodes > 1 else 16
-    world = world_of(own, nodes)
-    for number in range(40):
-        world.pod(f"a{number:02}", rng.choice((3, 4, 8, 16)), created=number)
-    running = [member.uid for release in world.decide() for member in release.members]
-    world.bind(*running)
-    for uid in [uid for uid in world.objects if uid not in running]:
-        world.delete(uid)
-    for uid in rng.sample(running, k=rng.randint(0, 2)):
-        world.delete(uid)
-    # Equal pods: whether they fit does not depend on the order in which they are placed.
-    size = rng.choice((4, 8, 16))
-    units = [size] * rng.randint(1, own // size)
-    gang(world, *units)
-    if world.admitted():
-        return
-    reclaim = found(world)
-    if reclaim is None:
-        return
-    gone = {victim.uid for victim in reclaim.victims}
-    cohort = world.queue.queues.get_cohort("b")
-    assert cohort is not None
-    lacks = cohort.compute_missing("b", sum(units))
-    assert fits_without(world, gone, units)
-    for victim in reclaim.victims:
-        fewer = gone - {victim.uid}
-        quota = sum(world.queue.queues["a"].admitted[uid].units for uid in fewer)
-        assert quota < lacks or not fits_without(world, fewer, units), victim.record.name
-    carry_out(world, reclaim)
-    assert len(world.admitted()) == len(units)
 
 
 def borrowers(*gangs: tuple[str, int], units: int = 8, priority: int = 0) -> QueueWorld:
