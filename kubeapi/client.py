@@ -26,6 +26,7 @@ from kubeapi.errors import (
     describe_unreachable,
     make_error,
 )
+from kubeapi.object_api import Body
 from kubeapi.objects import KubeStruct, ListMeta
 from kubeapi.paths import MERGE_PATCH, add_query, make_node_path, make_pod_path
 from kubeapi.streams import make_keepalive_socket, read_at_most, split_lines
@@ -45,8 +46,6 @@ WATCH_TIMEOUT_S = 120
 over API servers. Bookmarks do not: a freshly started kube-apiserver sent none in 90 s of quiet."""
 WATCH_GRACE_S = 15.0
 """A watch that is silent for this much longer than it may last is dead."""
-
-Body = bytes | Mapping[str, object]
 
 
 class _PageHead(KubeStruct):

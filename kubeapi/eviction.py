@@ -1,26 +1,14 @@
 """Evicting pods, and saying which node is kept for a pod that waits: what a preemptor writes."""
 
-from collections.abc import Mapping
-from typing import Protocol
-
+from kubeapi.object_api import ObjectApi
 from kubeapi.paths import make_pod_path
 
 WRITE_S = 10.0
 """Time-out of one of these requests."""
 
 
-class EvictionApi(Protocol):
-    """Reads and writes objects; `kubeapi.client.KubeClient` implements it."""
-
-    async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
-
-    async def post(self, path: str, body: Mapping[str, object], *, timeout_s: float = ...) -> bytes: ...
-
-    async def patch(self, path: str, body: Mapping[str, object], *, timeout_s: float = ...) -> bytes: ...
-
-
 async def evict_pod(
-    api: EvictionApi,
+    api: ObjectApi,
     namespace: str,
     name: str,
     uid: str,
@@ -55,7 +43,7 @@ def make_immediate_deletion(uid: str) -> dict[str, object]:
     }
 
 
-async def nominate_node(api: EvictionApi, namespace: str, name: str, uid: str, node: str) -> bytes:
+async def nominate_node(api: ObjectApi, namespace: str, name: str, uid: str, node: str) -> bytes:
     """Say which node is kept for exactly the pod with that UID; return the pod as it is then.
 
     Args:

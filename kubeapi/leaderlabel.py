@@ -8,13 +8,14 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import structlog
 
 from kubeapi.backoff import KeyedBackoff
 from kubeapi.errors import KubeApiError, NotFound, decode_answer
+from kubeapi.object_api import ObjectApi
 from kubeapi.objects import Pod, make_list_decoder
 from kubeapi.paths import make_collection_path, make_pod_path
 
@@ -35,14 +36,6 @@ LONGEST_RETRY_S: Final = 2.0
 log = structlog.get_logger(__name__)
 
 
-class LabelApi(Protocol):
-    """The part of the API client that the label needs; `kubeapi.client.KubeClient` has it."""
-
-    async def get(self, path: str, *, timeout_s: float = ..., **params: str | int) -> bytes: ...
-
-    async def patch(self, path: str, body: bytes, *, timeout_s: float = ...) -> bytes: ...
-
-
 _decode_pods: Final = make_list_decoder(Pod)
 
 
@@ -58,7 +51,7 @@ class LeaderLabel:
 
     def __init__(
         self,
-        client: LabelApi,
+        client: ObjectApi,
         namespace: str,
         pod: str,
         label: str,

@@ -1,22 +1,15 @@
 """Writes the condition `PodScheduled` of a pod, as every scheduler does."""
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from kubeapi.metadata import format_time
+from kubeapi.object_api import ObjectApi
 from kubeapi.objects import SCHEDULED
 from kubeapi.paths import STRATEGIC_PATCH, make_pod_path
 
 LONGEST: Final = 1024
 """Characters of a message."""
-
-
-class ConditionApi(Protocol):
-    """The API server as writing conditions needs it; `kubeapi.client.KubeClient` has it."""
-
-    async def patch(
-        self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...
-    ) -> bytes: ...
 
 
 def make_refusal(reason: str, message: str, now: float) -> dict[str, str]:
@@ -35,7 +28,7 @@ def make_refusal(reason: str, message: str, now: float) -> dict[str, str]:
 
 
 async def write_scheduled(
-    api: ConditionApi,
+    api: ObjectApi,
     namespace: str,
     name: str,
     condition: Mapping[str, str],

@@ -7,7 +7,7 @@ names a UID, and a patch of a Node its version. What fails is done again in the 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
@@ -16,22 +16,15 @@ from gpupack.autoscale.placeholders import MESSAGE, Changes
 from gpupack.autoscale.scale_down import NodeChange
 from kubeapi.errors import Conflict, KubeApiError, NotFound
 from kubeapi.eviction import make_immediate_deletion
+from kubeapi.object_api import ObjectApi
 from kubeapi.objects import Node
 from kubeapi.paths import make_collection_path, make_node_path, make_pod_path
-from kubeapi.pod_scheduled import ConditionApi, make_refusal, write_scheduled
+from kubeapi.pod_scheduled import make_refusal, write_scheduled
 
 NODES_EACH_PASS: Final = 100
 """Nodes that are annotated, or labelled, in one pass: thousands must not be written at once."""
 
 log = structlog.get_logger(__name__)
-
-
-class Api(ConditionApi, Protocol):
-    """The part of the API client that the writer needs; `kubeapi.client.KubeClient` has it."""
-
-    async def post(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes: ...
-
-    async def delete(self, path: str, body: Any = ..., *, timeout_s: float = ...) -> bytes: ...
 
 
 class Writer:
@@ -45,7 +38,7 @@ class Writer:
         trouble: The last refusal, in words; empty after a pass without one.
     """
 
-    def __init__(self, api: Api, namespace: str, may: Callable[[], bool], timeout_s: float) -> None:
+    def __init__(self, api: ObjectApi, namespace: str, may: Callable[[], bool], timeout_s: float) -> None:
         self._api = api
         self._namespace = namespace
         self._may = may

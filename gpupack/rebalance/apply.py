@@ -25,7 +25,7 @@ from kubeapi.objects import Pod
 
 if TYPE_CHECKING:
     from gpupack.rebalance.planning import SearchLimits
-    from kubeapi.eviction import EvictionApi
+    from kubeapi.object_api import ObjectApi
 
 CORDON_REASON: Final = "gpupack advise --apply empties it"
 POLL_S: Final = 1.0
@@ -85,7 +85,7 @@ class ApplyOptions:
 class MoveApplier:
     """Makes the moves of an advice."""
 
-    api: "EvictionApi"
+    api: "ObjectApi"
     read: Callable[[], Awaitable[Cluster]]
     list_pods: Callable[[str], Awaitable[Sequence[Pod]]]
     cordon: "Callable[[str, CordonRequest], Awaitable[tuple[CordonOutcome, ...]]]"

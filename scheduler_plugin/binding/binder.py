@@ -13,6 +13,7 @@ from allocator.names import POD_ASSIGNED
 from kubeapi.errors import Conflict, KubeApiError, NotFound, decode_answer
 from kubeapi.events import BUSY_S
 from kubeapi.lease import LeaderStatus
+from kubeapi.object_api import ObjectApi
 from kubeapi.objects import Pod, decode_pod
 from kubeapi.paths import make_pod_path
 from scheduler_plugin.binding.claim_writer import ClaimWriter
@@ -26,8 +27,8 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-class BindingApi(Protocol):
-    """The part of the API server that bind needs; `kubeapi.client.KubeClient` has it."""
+class BindingApi(ObjectApi, Protocol):
+    """The API server, which also binds; `kubeapi.client.KubeClient` has it."""
 
     async def bind(
         self,
@@ -39,8 +40,6 @@ class BindingApi(Protocol):
         resource_version: str | None = None,
         timeout_s: float = ...,
     ) -> None: ...
-
-    async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
 
 
 class BindingOutcome(Enum):

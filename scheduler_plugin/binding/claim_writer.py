@@ -15,7 +15,7 @@ bound. A pod that is tried again keeps the same claim, whatever its next node is
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -32,6 +32,7 @@ from allocator.claims import (
 from allocator.names import CLAIM_LABEL
 from kubeapi.errors import Conflict, KubeApiError, NotFound, decode_answer
 from kubeapi.metadata import format_time
+from kubeapi.object_api import ObjectApi
 from kubeapi.objects import KubeStruct, make_list_decoder
 from kubeapi.paths import make_pod_path
 from scheduler_plugin.binding.pod_claims import BoundPodClaim
@@ -57,18 +58,6 @@ _decode_pod: Final = msgspec.json.Decoder(_PatchedPod).decode
 _decode_list: Final = make_list_decoder(dict[str, Any])
 
 
-class ClaimsApi(Protocol):
-    """Reads and writes objects; `kubeapi.client.KubeClient` implements it."""
-
-    async def get(self, path: str, *, timeout_s: float = ..., **params: str | int) -> bytes: ...
-
-    async def post(self, path: str, body: Any, *, timeout_s: float = ..., **params: str | int) -> bytes: ...
-
-    async def put(self, path: str, body: Any, *, timeout_s: float = ..., **params: str | int) -> bytes: ...
-
-    async def patch(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes: ...
-
-
 class ClaimWriter:
     """Writes claims, one pod's writes after the other.
 
@@ -78,7 +67,7 @@ class ClaimWriter:
 
     def __init__(
         self,
-        api: ClaimsApi,
+        api: ObjectApi,
         timeout_s: float,
         is_pending: Callable[[str], bool],
         *,

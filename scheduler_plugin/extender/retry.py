@@ -22,7 +22,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -31,9 +31,10 @@ from kubeapi.bounded import BoundedDict
 from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound, decode_answer
 from kubeapi.lease import LeaderStatus
 from kubeapi.metadata import format_time
+from kubeapi.object_api import ObjectApi
 from kubeapi.objects import decode_pod
 from kubeapi.paths import make_pod_path
-from kubeapi.pod_scheduled import ConditionApi, write_scheduled
+from kubeapi.pod_scheduled import write_scheduled
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.extender.filter_reply import FilterReply
@@ -62,12 +63,6 @@ WRITE_S: Final = 10.0
 log = structlog.get_logger(__name__)
 
 
-class RetryApi(ConditionApi, Protocol):
-    """RetryApi is the part of the API server that is needed; `kubeapi.client.KubeClient` has it."""
-
-    async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _RefusedPod:
     asked_nodes: NodeSet
@@ -80,7 +75,7 @@ class RefusedPodRetrier:
     def __init__(
         self,
         extender: Extender,
-        api: RetryApi,
+        api: ObjectApi,
         clock: Callable[[], float],
         stale: Callable[[], str],
         leadership: LeaderStatus,

@@ -12,7 +12,8 @@ from typing import Final
 import structlog
 
 from kubeapi.errors import UNREADABLE, KubeApiError
-from kubeapi.eviction import EvictionApi, nominate_node
+from kubeapi.eviction import nominate_node
+from kubeapi.object_api import ObjectApi
 from kubeapi.objects import decode_pod
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
@@ -60,7 +61,7 @@ class Nominations:
     def __init__(
         self,
         state: ClusterState,
-        api: EvictionApi,
+        api: ObjectApi,
         clock: Callable[[], float],
         eligible: Callable[[], EvictionRules],
         plan: Callable[[PodRecord, str], PreemptionPlan | None],

@@ -17,8 +17,9 @@ from allocator.errors import RequestError
 from kubeapi.backoff import KeyedBackoff
 from kubeapi.bounded import BoundedDict
 from kubeapi.errors import UNREADABLE, KubeApiError, is_gone
-from kubeapi.eviction import EvictionApi, evict_pod
+from kubeapi.eviction import evict_pod
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
+from kubeapi.object_api import ObjectApi
 from kubeapi.paths import make_pod_path
 from kubeapi.ratelimit import TokenBucket
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
@@ -113,7 +114,7 @@ class Preemptor:
         state: ClusterState,
         policies: ClusterPolicies,
         budgets: DisruptionBudgets,
-        api: EvictionApi,
+        api: ObjectApi,
         clock: Callable[[], float],
         wall: Callable[[], float],
         *,

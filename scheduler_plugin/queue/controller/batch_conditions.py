@@ -14,7 +14,8 @@ import structlog
 from kubeapi.backoff import Backoff
 from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound
 from kubeapi.events import BUSY_S
-from kubeapi.pod_scheduled import ConditionApi, make_refusal, write_scheduled
+from kubeapi.object_api import ObjectApi
+from kubeapi.pod_scheduled import make_refusal, write_scheduled
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
 from scheduler_plugin.queue.controller.status import WaitReason
 
@@ -29,7 +30,7 @@ class BatchConditions:
 
     def __init__(
         self,
-        api: ConditionApi,
+        api: ObjectApi,
         can_write: Callable[[], bool],
         busy: Callable[[], bool],
         timeout_s: float,

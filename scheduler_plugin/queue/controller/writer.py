@@ -8,7 +8,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, auto
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from allocator.names import POD_PLANNED, POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
 from kubeapi.backoff import Backoff
@@ -23,6 +23,7 @@ from kubeapi.errors import (
     is_gone,
 )
 from kubeapi.eviction import evict_pod
+from kubeapi.object_api import ObjectApi
 from kubeapi.objects import Pod, decode_pod
 from kubeapi.paths import JSON_PATCH, make_pod_path
 from kubeapi.selectors import REQUIRED
@@ -33,18 +34,6 @@ from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 
 TRIES: Final = 4
 """Patches of one pod before others have its turn: what fails for one pod may be done for others."""
-
-
-class QueueApi(Protocol):
-    """The API server as the queue needs it; `kubeapi.client.KubeClient` has it."""
-
-    async def get(self, path: str, *, timeout_s: float = ...) -> bytes: ...
-
-    async def patch(
-        self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...
-    ) -> bytes: ...
-
-    async def post(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes: ...
 
 
 class WriteOutcome(Enum):
@@ -76,7 +65,7 @@ class PodWriter:
 
     def __init__(
         self,
-        api: QueueApi,
+        api: ObjectApi,
         can_write: Callable[[], bool],
         timeout_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
