@@ -113,7 +113,9 @@ async def run(
         metrics.follow_retrier(looks)
         preemption = None
         if settings.preemption:
-            preemption = PreemptionService(state, policies, budgets, client, clock, events, watcher, elector)
+            preemption = PreemptionService(
+                state, policies, budgets, client, clock, events, lambda: watcher.stale, elector
+            )
             existing = preemption.preemptor.existing
             watcher.pod_sink.applied.connect(existing.apply_change)
             watcher.pod_sink.replaced.connect(existing.replace_pods)

@@ -1,7 +1,7 @@
 """The metrics of the extender."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
@@ -20,6 +20,7 @@ from scheduler_plugin.scheduling.reasons import FilterReason
 if TYPE_CHECKING:
     from kubeapi.events import EventRecorder
     from scheduler_plugin.binding.shared_nodes import SharedNodes
+    from scheduler_plugin.cache.watcher import Watcher
     from scheduler_plugin.extender.retry import RefusedPodRetrier
     from scheduler_plugin.preemption.preemptor import Preemptor
 
@@ -27,18 +28,6 @@ VERBS: Final = ("filter", "prioritize", "bind", "preempt", "commit")
 
 _BUCKETS_S: Final = (0.0005, 0.001, 0.0015, 0.002, 0.004, 0.008, 0.016, 0.03, 0.1, 0.5, 1, 5)
 _REASONS: Final = (*(reason.metric_label for reason in FilterReason), INVALID, NOT_REFUSED)
-
-
-class ViewFreshness(Protocol):
-    """The age of the view of the API server; `cache.watcher.Watcher` has it."""
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the API server was last heard of."""
-        ...
-
-    @property
-    def skipped(self) -> Mapping[str, int]: ...
 
 
 class Metrics:
@@ -140,13 +129,13 @@ class ClusterMetrics(Collector):
     def __init__(
         self,
         state: ClusterState,
-        freshness: ViewFreshness,
+        watcher: "Watcher",
         waiting: UnschedulablePods,
         events: "EventRecorder",
         leadership: LeaderStatus = SOLE_PROCESS,
     ) -> None:
         self._state = state
-        self._freshness = freshness
+        self._watcher = watcher
         self._waiting = waiting
         self._events = events
         self._leadership = leadership
@@ -158,14 +147,14 @@ class ClusterMetrics(Collector):
         yield GaugeMetricFamily(
             "gpupack_scheduler_cache_age_seconds",
             "Seconds since the API server was last heard of.",
-            value=self._freshness.age_s,
+            value=self._watcher.age_s,
         )
         skipped = CounterMetricFamily(
             "gpupack_scheduler_skipped_objects",
             "Nodes and pods of the API server's lists that cannot be read, and do not count.",
             labels=["resource"],
         )
-        for resource, count in self._freshness.skipped.items():
+        for resource, count in self._watcher.skipped.items():
             skipped.add_metric([resource], count)
         yield skipped
         yield GaugeMetricFamily(

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder, EventType, make_pod_ref
@@ -13,13 +12,6 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.preemption.preemptor import Preemptor
 from scheduler_plugin.preemption.victims import PreemptionPlan
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
-
-
-class TrustedView(Protocol):
-    """A view of the cluster that may grow old."""
-
-    @property
-    def stale(self) -> str: ...
 
 
 class PreemptionService:
@@ -33,7 +25,7 @@ class PreemptionService:
         client: KubeClient,
         clock: Callable[[], float],
         events: EventRecorder,
-        view: TrustedView,
+        stale: Callable[[], str],
         leadership: LeaderStatus,
     ) -> None:
         self.preemptor = Preemptor(
@@ -44,7 +36,7 @@ class PreemptionService:
             clock,
             time.time,
             leadership=leadership,
-            stale=lambda: view.stale,
+            stale=stale,
         )
         self._events = events
         self.preemptor.began.connect(self._report_began)
