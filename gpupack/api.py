@@ -164,7 +164,7 @@ def advise(
     Args:
         units: Units of GPU memory over all cards of a pod.
         model: As the annotation gpupack.io/gpu-model.
-        empty: In place of units: a node, NODE/NUMBER, or the UUID of a card.
+        empty: In place of units: a node, NODE/NUMBER, or the UUID of a card or its beginning.
 
     Raises:
         InputError: something is wrong with the question.

@@ -5,7 +5,7 @@ API server. The Node is read and patched with its resourceVersion, so that two p
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -139,28 +139,28 @@ def _named(
     # The whole cards of instances, which are no cards of the node; what has vanished can be given back.
     others = {card.parent for card in cards if card.parent} | (set() if request.cordon else before)
     others.difference_update(card.uuid for card in cards)
+    names = [(str(card.index), card.uuid) for card in cards] + [("", uuid) for uuid in sorted(others)]
     named: dict[str, None] = {}
     problems = []
     for text in request.cards:
-        found = _matching(cards, others, text)
+        found = match_cards(text, names)
         if len(found) == 1:
-            named[found[0]] = None
+            named[names[found[0]][-1]] = None
             continue
         problem = f"{shown(text)} is {'no card' if not found else f'the name of {len(found)} cards'}"
         problems.append(f"{problem} of node {node}")
     if problems:
-        there = ", ".join([f"{card.index} {card.uuid}" for card in cards] + sorted(others))
+        there = ", ".join(" ".join(filter(None, card)) for card in names)
         raise InputError(
             f"{'; '.join(problems)}; allowed: an index, a UUID or its beginning, of {there or 'none'}"
         )
     return list(named)
 
 
-def _matching(cards: Sequence[CardRecord], others: Collection[str], text: str) -> list[str]:
-    if text.isascii() and text.isdigit():
-        return [card.uuid for card in cards if card.index == int(text)] if len(text) <= 9 else []  # noqa: PLR2004
-    uuids = [*(card.uuid for card in cards), *others]
-    return [text] if text in uuids else [uuid for uuid in uuids if text and uuid.startswith(text)]
+def match_cards(text: str, names: Sequence[Sequence[str]]) -> list[int]:
+    """Find which cards a text may mean; `names` is what each is called, its UUID last, empty for none."""
+    exact = [card for card, known in enumerate(names) if text and text in known]
+    return exact or [card for card, known in enumerate(names) if text and known[-1].startswith(text)]
 
 
 def _pods(annotations: Mapping[str, str], cards: Sequence[CardRecord]) -> Counter[str]:

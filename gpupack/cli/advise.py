@@ -43,7 +43,7 @@ _FOR: Final = re.compile(r"([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,3}))?")
 @click.option(
     "--empty",
     metavar="CARD|NODE",
-    help="Empty NODE/NUMBER, the card of a UUID, or all of a node.",
+    help="Empty NODE/NUMBER, the card of a UUID or its beginning, or all of a node.",
     shell_complete=complete_nodes,
 )
 @click.option("--cards", type=click.IntRange(1, 64), default=1, show_default=True, help="Cards of a pod.")

@@ -6,6 +6,7 @@ from typing import Final
 from allocator.quantity import format_memory
 from allocator.request import PodRequest
 from allocator.texts import count_of
+from gpupack.cordon import match_cards
 from gpupack.errors import InputError
 from gpupack.rebalance.goals import EmptyGoal, StartGoal
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
@@ -280,21 +281,20 @@ def _name_cards(place: NodeCards) -> str:
 
 
 def _find_cards(cluster: Cluster, what: str) -> frozenset[Card]:
-    """Find a node's cards by its name, or one card by NODE/NUMBER or its UUID."""
-    node, slash, number = what.partition("/")
-    for name, node_record in cluster.state.node_records.items():
-        if name == what and node_record.sizes:
-            return frozenset((name, card) for card in range(len(node_record.sizes)))
-        if what in node_record.uuids:
-            return frozenset({(name, node_record.uuids.index(what))})
-        if slash and name == node:
-            known = [str(index) for index in node_record.indexes or range(len(node_record.sizes))]
-            if number in known:
-                return frozenset({(name, known.index(number))})
-            raise InputError(f"node {node} has no card {number}; allowed: {', '.join(known) or 'none'}")
+    """Find a node's cards by its name, those of NODE/NUMBER, or one by its UUID or the beginning of that."""
+    names: dict[Card, tuple[str, ...]] = {}
+    for name, record in cluster.state.node_records.items():
+        uuids = record.uuids or [""] * len(record.sizes)
+        for card, uuid in enumerate(uuids):
+            names[name, card] = (name, f"{name}/{record.get_card_number(card)}", uuid)
+    cards = list(names)
+    found = match_cards(what, list(names.values()))
+    if len(found) == 1 or (found and what in names[cards[found[0]]]):
+        return frozenset(cards[at] for at in found)
     if what in cluster.nodes:
         raise InputError(f"node {what} has no cards that gpupack knows")
-    raise InputError(f"{what} is no node and no card; allowed: a node, NODE/NUMBER, or a card's UUID")
+    problem = f"the beginning of {len(found)} UUIDs" if found else "no node and no card"
+    raise InputError(f"{what} is {problem}; allowed: a node, NODE/NUMBER, or a card's UUID or its beginning")
 
 
 def _list_pods_on_cards(

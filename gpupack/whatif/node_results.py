@@ -184,9 +184,9 @@ def find_closest_node(
     row = int(rows[first])
     if not nodes.size[row, card]:
         return None, 0
-    indexes = cluster.state.node_records[nodes.names[row]].indexes
+    number = cluster.state.node_records[nodes.names[row]].get_card_number(card)
     left_units = int(get_usable_units(nodes, query.policy_request, rows[[first]])[0, card])
-    best = ClosestNode(nodes.names[row], indexes[card] if indexes else card, left_units)
+    best = ClosestNode(nodes.names[row], number, left_units)
     return best, demand.units_on(int(nodes.size[row, card]))
 
 
@@ -206,10 +206,9 @@ def find_closest_compute(cluster: Cluster, query: SchedulingRequest, rows: RowAr
     card, row = int(order[first]), int(rows[first])
     if not has_memory[first, card]:
         return None
-    indexes = cluster.state.node_records[nodes.names[row]].indexes
     return ClosestNode(
         nodes.names[row],
-        indexes[card] if indexes else card,
+        cluster.state.node_records[nodes.names[row]].get_card_number(card),
         int(nodes.free[row, card]),
         max(0, int(nodes.compute_free[row, card])),
     )

@@ -203,5 +203,4 @@ class PodCardUsage:
 
 def list_card_numbers(cluster: Cluster, node: str, cards: Collection[int]) -> tuple[int, ...]:
     """List the driver's numbers of cards, as people know them."""
-    node_record = cluster.state.node_records[node]
-    return tuple(node_record.indexes[card] if node_record.indexes else card for card in sorted(cards))
+    return tuple(map(cluster.state.node_records[node].get_card_number, sorted(cards)))

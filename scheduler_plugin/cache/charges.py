@@ -143,6 +143,10 @@ class NodeRecord:
     capacity: Amounts = NOTHING
     requested: Amounts = NOTHING
 
+    def get_card_number(self, card: int) -> int:
+        """Return the driver's number of a card, else its position."""
+        return self.indexes[card] if self.indexes else card
+
     def count_requests(self, pod: PodRecord, times: int) -> None:
         """Add `times` times what a bound pod requests; -1 subtracts it."""
         self.requested = self.requested.add(pod.amounts, times)

@@ -10,7 +10,8 @@ from importlib import resources
 import pytest
 from click.testing import CliRunner
 
-from allocator.names import PACKED_LAYOUT, POD_CARDS
+from allocator.names import NODE_CARDS, PACKED_LAYOUT, POD_CARDS
+from allocator.records import CardRecord, dump_cards
 from gpupack import InputError
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.cli.app import cli
@@ -240,7 +241,9 @@ def test_a_gated_pod_says_which_queue():
         (["advise", "--for", "8y2"], "allowed: UNITS or UNITSxN"),
         (["advise", "--for", "8x10000"], "with UNITS up to 999999 and N up to 9999"),
         (["advise", "--empty", "gpu-z"], "gpu-z is no node and no card"),
-        (["advise", "--empty", "gpu-a/7"], "node gpu-a has no card 7; allowed: 0, 1"),
+        (["advise", "--empty", "gpu-a/7"], "gpu-a/7 is no node and no card; allowed: a node, NODE/NUMBER"),
+        (["advise", "--empty", "GPU-gpu-a"], "GPU-gpu-a is the beginning of 2 UUIDs; allowed: a node"),
+        (["advise", "--empty", ""], "is no node and no card"),
         (["simulate", "--nodes", "x"], "--nodes with a cluster"),
         (["why", "p", "--context", "c"], "--context is for a cluster"),
     ],
@@ -321,6 +324,24 @@ def test_what_may_not_move_and_why():
     advice = advise_empty(world.cluster, "n/0")
     assert not advice.moves
     assert advice.notes == ("default/alone stays: no controller replaces it",)
+
+
+@pytest.mark.parametrize(
+    ("what", "cards"),
+    [("n", {0, 1, 2}), ("n/0", {0, 1}), ("n/3", {2}), ("MIG-a1", {0}), ("MIG-a12", {2}), ("MIG-b", {1})],
+)
+def test_a_card_to_empty_is_named_as_for_cordon(what, cards):
+    """The instances of a card in MIG mode share its number: all of them are emptied."""
+    ids = [("MIG-a1", 0, "GPU-0"), ("MIG-b77", 0, "GPU-0"), ("MIG-a12", 3, "")]
+    records = [CardRecord(uuid, at, "H100", 16384, 0, True, parent=parent) for uuid, at, parent in ids]
+    pods = tuple(Pod(f"p{card}", 4, "n", (card,), owned=False) for card in range(3))
+
+    def change(node):
+        node["metadata"]["annotations"][NODE_CARDS] = dump_cards(records)
+
+    advice = advise_empty(World((Node("n", (16, 16, 16)),), pods).changed(n=change).cluster, what)
+
+    assert {note.split()[0] for note in advice.notes} == {f"default/p{card}" for card in cards}
 
 
 def test_a_cluster_that_is_kept_current_forgets_a_pod_as_the_extender_does():
