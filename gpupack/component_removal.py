@@ -13,9 +13,9 @@ from typing import Final
 from allocator.names import NODE_HOST, POD_REQUEUED, QUEUE_GATE
 from gpupack.components import COMPONENT_LABEL, COMPONENTS, FIRST, LAST, PART_OF, add_dependents
 from gpupack.inventory.fetching import list_all
+from gpupack.inventory.telemetry import is_node_daemon
 from gpupack.uninstall import (
     CLAIMS_HIDDEN,
-    NAME_LABEL,
     CleanOutcome,
     InstalledPod,
     Traces,
@@ -93,7 +93,7 @@ class ComponentRemover:
         daemon = COMPONENTS[component].daemon
         if self._force or not daemon:
             return ""
-        here = {pod.spec.node_name for pod in pods if pod.metadata.get_label(NAME_LABEL) == daemon}
+        here = {pod.spec.node_name for pod in pods if is_node_daemon(pod, (daemon,))}
         if here and self._uninstaller.claims_hidden:
             return CLAIMS_HIDDEN
         there = [pod for pod in pods if pod.spec.node_name in here - {""}]

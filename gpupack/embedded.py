@@ -105,6 +105,7 @@ class _DaemonPods:
             "metadata": {
                 "name": _name_pod(node),
                 "namespace": SYSTEM_NAMESPACE,
+                "labels": {"app.kubernetes.io/name": DAEMON_NAMES[0]},
                 "ownerReferences": [{"kind": "DaemonSet", "controller": True}],
             },
             "spec": {"nodeName": node},

@@ -15,7 +15,6 @@ import msgspec
 from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.names import (
     COMPUTE_RESOURCE,
-    DAEMON_NAMES,
     DEVICE_CLASS,
     GPU_PREFIX,
     NODE_KEPT,
@@ -28,6 +27,7 @@ from allocator.names import (
 from allocator.texts import count_of, list_some
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import list_all
+from gpupack.inventory.telemetry import is_node_daemon
 from gpupack.node_changes import change_node, decode_writable_node
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, Forbidden, NotFound
@@ -37,7 +37,6 @@ from kubeapi.paths import NODES_PATH, PODS_PATH, make_node_path, make_pod_path
 from scheduler_plugin.cache.pods import is_held_by_queue, is_own_placeholder, is_placeholder
 
 _NAMED: Final = 10
-NAME_LABEL: Final = "app.kubernetes.io/name"
 
 CLAIMS_HIDDEN: Final = "its pods may hold GPU memory by claims, and there is no right to list resourceclaims"
 
@@ -56,10 +55,6 @@ class InstalledPod(Pod):
     def asks_for_memory(self) -> bool:
         """Whether a container asks for GPU memory, or has or wants it by a claim."""
         return self.has_claim or any(name.startswith(GPU_PREFIX) for name in self.spec.requested_resources)
-
-    @property
-    def is_daemon(self) -> bool:
-        return self.metadata.get_label(NAME_LABEL) in DAEMON_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +131,7 @@ def find_kept_marks(annotations: Mapping[str, str]) -> tuple[str, ...]:
 def explain_kept_node(pods: Collection[InstalledPod], *, force: bool) -> str:
     """Say why a Node must not be cleaned; empty if it may be."""
     here = [pod for pod in pods if not pod.has_ended]
-    daemons = [pod.full_name for pod in here if pod.is_daemon]
+    daemons = [pod.full_name for pod in here if is_node_daemon(pod)]
     if daemons:
         return f"its daemon runs and would write again: pod {daemons[0]}"
     return "" if force else describe_holders(here, "there")

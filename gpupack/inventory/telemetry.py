@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 5.0
 AT_A_TIME: Final = 32
+NAME_LABEL: Final = "app.kubernetes.io/name"
 MAX_BYTES: Final = 4 * 2**20
 """Bytes of an answer that are read, by far more than a node's cards need."""
 MOST: Final = 1e6
@@ -52,27 +53,28 @@ class TelemetryByNode:
 async def find_daemons(client: "KubeClient", node: str, namespace: str) -> dict[str, Pod]:
     """Find the running pods of node daemons, by node.
 
-    A user who may create a pod may give it any label and owner. So only pods of a DaemonSet in the namespace
-    of the installation are taken. Where a node has several it is the oldest that is not terminating.
+    A user who may create a pod may give it any label and owner. So only pods in the namespace of the
+    installation are believed. Where a node has several it is the oldest that is not terminating.
 
     Raises:
         InputError: the server answers with something else.
         KubeApiError: no right to list them, or no server.
     """
-    params = {"labelSelector": f"app.kubernetes.io/name in ({','.join(DAEMON_NAMES)})"}
+    params = {"labelSelector": f"{NAME_LABEL} in ({','.join(DAEMON_NAMES)})"}
     if node:
         params["fieldSelector"] = f"spec.nodeName={node}"
     path = make_collection_path(namespace, "pods")
     pods = await list_all(client, path, Pod, "pods", **params)
     found: dict[str, Pod] = {}
     for pod in sorted(pods, key=_rank_pod):
-        if pod.spec.node_name and _is_believed(pod, namespace):
+        if pod.spec.node_name and pod.status.phase == "Running" and is_node_daemon(pod):
             found.setdefault(pod.spec.node_name, pod)
     return found
 
 
-def _is_believed(pod: Pod, namespace: str) -> bool:
-    return pod.is_of_daemon_set and pod.metadata.namespace == namespace and pod.status.phase == "Running"
+def is_node_daemon(pod: Pod, names: Collection[str] = DAEMON_NAMES) -> bool:
+    """Whether a pod has the label of a node daemon and belongs to a DaemonSet, in whatever namespace."""
+    return pod.is_of_daemon_set and pod.metadata.get_label(NAME_LABEL) in names
 
 
 def _rank_pod(pod: Pod) -> tuple[bool, float, str]:

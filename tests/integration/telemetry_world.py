@@ -66,6 +66,7 @@ def daemon_pod(name: str, /, phase: str = "Running", **metadata: Any) -> dict[st
             "name": f"gpupack-node-{name}",
             "namespace": "gpupack-system",
             "creationTimestamp": "2026-01-02T00:00:00Z",
+            "labels": {"app.kubernetes.io/name": "gpupack-node"},
             "ownerReferences": [{"apiVersion": "apps/v1", "kind": "DaemonSet", "controller": True}],
             **metadata,
         },

@@ -73,6 +73,12 @@ def add_pod(api, name, node="", limits=None, **more):
         api.bind_pod("team", name, node, {})
 
 
+def add_daemon(api, name="gpupack-node"):
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": name, "uid": "u", "controller": True}
+    labels = {"app.kubernetes.io/name": name}
+    add_pod(api, "daemon", "n1", metadata={"labels": labels, "ownerReferences": [owner]})
+
+
 async def test_everything_of_ours_goes_and_nothing_else(api, uninstall):
     add_node(api)
     api.add_node("cpu-only", {"zone": "b"})
@@ -188,14 +194,21 @@ async def test_pods_that_have_ended_keep_nothing_back(api, uninstall):
 
 async def test_a_daemon_that_runs_would_write_again(api, uninstall):
     add_node(api)
-    add_pod(api, "d", "n1", metadata={"labels": {"app.kubernetes.io/name": "gpupack-node"}})
+    add_daemon(api)
     for force in ((), ("--force",)):
         status, out, _ = await uninstall(*force)
         assert (status, out) == (
             1,
-            ["node n1 stays as it is: its daemon runs and would write again: pod team/d"],
+            ["node n1 stays as it is: its daemon runs and would write again: pod team/daemon"],
         )
     assert "gpupack.io/packed-layout" in api.node("n1")["status"]["capacity"]
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)], ids=["alone", "forced"])
+async def test_a_users_pod_with_the_label_of_a_daemon_keeps_no_node(api, uninstall, force):
+    add_node(api)
+    add_pod(api, "d", "n1", metadata={"labels": {"app.kubernetes.io/name": "gpupack-node"}})
+    assert await uninstall(*force) == (0, CLEAN, [])
 
 
 async def test_a_resource_that_the_kubelet_may_write_again_is_said(api, uninstall):
@@ -399,7 +412,7 @@ async def test_a_component_that_running_pods_need_stays(api, uninstall, componen
     for node in ("n1", "n2"):
         add_node(api, node)
         add_pod(api, f"holds-{node}", node, {GIB: 8})
-    add_pod(api, "daemon", "n1", metadata={"labels": {"app.kubernetes.io/name": daemon}})
+    add_daemon(api, daemon)
     why = f"1 pod on nodes of {daemon} holds GPU memory: team/holds-n1"
     assert await uninstall(f"--component={component}") == (
         1,
@@ -412,7 +425,7 @@ async def test_a_component_that_running_pods_need_stays(api, uninstall, componen
 
 
 async def test_without_the_right_to_list_claims_who_serves_them_stays(api, uninstall):
-    add_pod(api, "daemon", "n1", metadata={"labels": {"app.kubernetes.io/name": "gpupack-node-dra"}})
+    add_daemon(api, "gpupack-node-dra")
 
     async def intercept(request):
         return forbidden("no") if request.path.endswith("/resourceclaims") else None

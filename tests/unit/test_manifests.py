@@ -11,7 +11,7 @@ import pytest
 from allocator import names
 from gpupack.cli.app import cli
 from gpupack.components import COMPONENT_LABEL, COMPONENTS, FIRST, LAST, PART_OF
-from gpupack.uninstall import NAME_LABEL
+from gpupack.inventory.telemetry import NAME_LABEL
 from tests.cluster.harness.manifests import CLUSTER_WIDE, MANIFESTS, build
 from tests.manifest_objects import (
     BUILDS,

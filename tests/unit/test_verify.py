@@ -173,6 +173,7 @@ class FakeCluster(ApiRequests):
         owner = {"kind": "DaemonSet", "name": "gpupack-node", "controller": True}
         name = f"d{self.daemon}"
         metadata = {"name": name, "namespace": "gpupack-system", "uid": name, "ownerReferences": [owner]}
+        metadata["labels"] = {"app.kubernetes.io/name": "gpupack-node"}
         container = {"image": "gpupack:1", "args": ["node", f"--gpus={'nvml' if self.real else 'simulated'}"]}
         spec = {"nodeName": "n1", "runtimeClassName": "nvidia", "containers": [container]}
         ready = {"type": "Ready", "status": "True"}
