@@ -246,6 +246,22 @@ def test_pods_that_have_succeeded_do_not_count_for_a_group(world: QueueWorld) ->
     assert world.admitted() == ["again"]
 
 
+def test_an_admitted_pod_that_is_deleted_does_not_count_for_a_group(world: QueueWorld) -> None:
+    """kube-scheduler would try none of the rest before the pod that replaces it is there."""
+    world.pod_group("g", 3)
+    members(world, 3)
+    for each in list(world.queue.admit_workloads(world.now)):
+        world.queue.record_refused_admission(each.members[-1].uid, world.now, "no")
+        for member in each.members[:-1]:
+            world.change(member.uid, spec={"schedulingGates": []})
+    world.change("uid-g0", metadata=DELETED)
+    world.now = 10.0
+    assert world.admitted() == []
+    assert reasons(world) == {("GangIncomplete", "1 of 3 pods of its gang are ready")}
+    world.pod("again", 4, group="g")
+    assert sorted(world.admitted()) == ["again", "g2"]
+
+
 def test_an_annotation_that_disagrees_with_the_group_is_told(world: QueueWorld) -> None:
     world.pod_group("g", 3)
     members(world, 3, annotations={POD_GANG: "train", POD_GANG_SIZE: "2"})

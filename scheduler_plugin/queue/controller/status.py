@@ -370,10 +370,10 @@ def _rank_unfinished_pod(queue: Queue, uid: str) -> tuple[int, str]:
 
 def _explain_incomplete_gang(queue: Queue, gang: Gang) -> str:
     size, ready = gang.size, len(gang.ready_uids)
-    if uncounted := queue.gangs.count_uncounted(gang):
-        counted = len(gang.members) + gang.outside
-        there = f"{counted} of the {size + gang.outside} pods that its PodGroup needs are there"
-        those = f"{uncounted} that {'has' if uncounted == 1 else 'have'} succeeded"
+    if gang.succeeded and (missing := queue.gangs.count_missing(gang)):
+        least = size + gang.outside
+        there = f"{least - missing} of the {least} pods that its PodGroup needs are there"
+        those = f"{gang.succeeded} that {'has' if gang.succeeded == 1 else 'have'} succeeded"
         return f"{there}: kube-scheduler does not count {those}. Lower its minCount"
     if gang.group is not None:
         size = max(size, len(gang.members))

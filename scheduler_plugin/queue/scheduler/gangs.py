@@ -107,11 +107,12 @@ class Gangs:
         """UIDs of the pods that name a PodGroup and are in no queue."""
         return self._outside.keys()
 
-    def count_uncounted(self, gang: Gang) -> int:
-        """Count the pods that have succeeded where kube-scheduler would need them for a PodGroup."""
-        if len(gang.members) >= gang.size or not self._pod_groups.ends_together(gang.group):
+    def count_missing(self, gang: Gang) -> int:
+        """Count the pods that kube-scheduler lacks for the minCount of a PodGroup: it tries none without."""
+        if not self._pod_groups.ends_together(gang.group):
             return 0
-        return gang.succeeded
+        counted = sum(self._queued_pods[uid].record.is_counted_in_group for uid in gang.members)
+        return max(0, gang.size - counted)
 
     def ends_together(self, gang: Gang) -> bool:
         """Return True unless the pods of a gang are known to be of use without each other."""
@@ -268,7 +269,7 @@ class Gangs:
         goes = bool(pods) and not gang.fault
         is_complete = len(gang.ready_uids) == len(pods) and len(pods) + gang.succeeded >= gang.size
         goes = goes and (is_complete or self._can_join(gang, pods, admitted))
-        goes = goes and not self.count_uncounted(gang)
+        goes = goes and not self.count_missing(gang)
         workload = self._make_workload(gang, pods) if goes else None
         if workload is not None:
             gang.wait_start = min(pod.wait_start for pod in pods if pod.uid in gang.ready_uids)
