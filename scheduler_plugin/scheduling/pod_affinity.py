@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import msgspec
 
-from kubeapi.objects import KubeStruct, ObjectMeta, Pod
+from kubeapi.objects import KubeStruct, ObjectMeta, Pod, PodAffinity
 from kubeapi.selectors import Labels, LabelSelector
 
 AFFINITY: Final = "affinity"
@@ -48,33 +49,22 @@ class AffinityTerm(KubeStruct):
         return selector.matches_partly({NAMESPACE_LABEL: namespace})
 
 
-def read_terms(raw: Sequence[msgspec.Raw] | None) -> list[AffinityTerm]:
-    """Read terms, skipping malformed ones; those that cannot be evaluated are not `is_readable`."""
-    found = []
-    for each in raw or ():
-        try:
-            found.append(msgspec.json.decode(each, type=AffinityTerm))
-        except msgspec.MsgspecError:
-            continue
-    return found
-
-
 def read_affinity(pod: Pod) -> list[AffinityTerm]:
-    affinity = pod.spec.affinity.pod_affinity if pod.spec.affinity is not None else None
-    return (
-        read_terms(affinity.required_during_scheduling_ignored_during_execution)
-        if affinity is not None
-        else []
-    )
+    return _read_required(pod.spec.affinity.pod_affinity) if pod.spec.affinity is not None else []
 
 
 def read_anti_affinity(pod: Pod) -> list[AffinityTerm]:
-    affinity = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity is not None else None
-    return (
-        read_terms(affinity.required_during_scheduling_ignored_during_execution)
-        if affinity is not None
-        else []
-    )
+    return _read_required(pod.spec.affinity.pod_anti_affinity) if pod.spec.affinity is not None else []
+
+
+def _read_required(affinity: PodAffinity | None) -> list[AffinityTerm]:
+    """Read terms, skipping malformed ones; those that cannot be evaluated are not `is_readable`."""
+    found = []
+    raw = None if affinity is None else affinity.required_during_scheduling_ignored_during_execution
+    for each in raw or ():
+        with suppress(msgspec.MsgspecError, UnicodeError):
+            found.append(msgspec.json.decode(each, type=AffinityTerm))
+    return found
 
 
 class Neighbour(NamedTuple):

@@ -235,6 +235,12 @@ def test_the_first_pod_of_a_group_needs_a_node_with_the_topology_label() -> None
     assert refusal(pod, [(make_pod("q", labels={"app": "x"}), {"zone": "b"})], {"zone": "a"}) == AFFINITY
 
 
+def test_a_term_that_no_text_can_hold_is_left_out_as_other_malformed_ones_are() -> None:
+    body = msgspec.json.encode(make_pod(labels={"app": "x"}, spec=near("podAntiAffinity", "ZONE")))
+    pod = msgspec.json.decode(body.replace(b"ZONE", b"\xff"), type=Pod)
+    assert refusal(pod, [(make_pod("q", labels={"app": "x"}), {"zone": "a"})], {"zone": "a"}) == ""
+
+
 def test_a_node_without_the_label_is_at_no_place() -> None:
     pod = make_pod(spec=near("podAntiAffinity"))
     other = make_pod("q", labels={"app": "x"})
