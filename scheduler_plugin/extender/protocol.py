@@ -29,6 +29,8 @@ _SHORT_LIST: Final = 2**15
 """Bytes of a list of names up to which Python objects are quicker than arrays."""
 _SHOWN: Final = 256
 
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
+
 T = TypeVar("T")
 
 
@@ -200,7 +202,7 @@ class CallDecoder:
         if pod is not None and body.endswith(_END):
             raw = body[mark + len(_MARK) - 2 : -1]
             if len(raw) <= _SHORT_LIST:
-                names = _few_names(raw)
+                names = _decode_if_readable(_names_decoder, raw)
                 if names is not None:
                     return pod, Candidates(names)
             elif (cut := cut_names(raw)) is not None:
@@ -230,17 +232,14 @@ def _pod_before(body: bytes, end: int) -> Pod | None:
     head = body[:end].rstrip()
     if not head.endswith(b","):
         return None
-    try:
-        args = _args_decoder.decode(head[:-1] + b"}")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return None if args.nodes is not None and args.nodes.items is not None else args.pod
+    args = _decode_if_readable(_args_decoder, head[:-1] + b"}")
+    return None if args is None or (args.nodes is not None and args.nodes.items is not None) else args.pod
 
 
-def _few_names(raw: bytes) -> list[str] | None:
+def _decode_if_readable(decoder: msgspec.json.Decoder[T], raw: bytes) -> T | None:
     try:
-        return _names_decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return decoder.decode(raw)
+    except _UNREADABLE:
         return None
 
 
@@ -307,7 +306,7 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise ProtocolError(f"{what} of another shape: {str(error)[:_SHOWN]}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         seen = shown(body[:_SHOWN])
         raise ProtocolError(
             f"{what} is not JSON but {seen}: {str(error)[:_SHOWN]}; allowed: one JSON object", 400
