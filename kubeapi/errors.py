@@ -11,7 +11,8 @@ KubeApiError
 ├── Conflict          409, and 422 for another UID; `cause` says which of them
 ├── Gone              410, as status or as ERROR event of a watch: list again
 ├── Invalid           400, 405, 413, 415, 422: the request itself is wrong
-├── TooManyRequests   429, with `retry_after_s`
+├── TooManyRequests   429: the API server has too much to do
+├── BudgetRefused     a PodDisruptionBudget does not allow an eviction now, nearly always 429
 ├── ServerError       5xx
 └── Malformed         an answer that is not what the API promises
 """
@@ -44,20 +45,33 @@ class KubeApiError(Exception):
         resource: what the request would have listed, as the Status names it ("nodes"); empty if it was for
             one object, or nobody says.
         maybe_done: True when a write may have taken effect although this error came back.
-        retry_after_s: what the server asked to wait, None if it did not say; only of a 429.
+        is_passing: True when the same request may succeed soon: the server, or the way to it, is in trouble.
+        retry_after_s: what the server asked to wait, None if it did not say.
     """
 
     maybe_done: ClassVar[bool] = False
-    retry_after_s: float | None = None
+    is_passing: ClassVar[bool] = False
 
     def __init__(
-        self, message: str, *, status: int | None = None, reason: str = "", resource: str = ""
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        reason: str = "",
+        resource: str = "",
+        retry_after_s: float | None = None,
     ) -> None:
         self.message = shorten(message)
         self.status = status
         self.resource = resource
+        self.retry_after_s = retry_after_s
         self.reason = reason or type(self).__name__
         super().__init__(self.message)
+
+    @property
+    def can_be_repeated(self) -> bool:
+        """Return True if nothing was done, and the same write may succeed soon."""
+        return self.is_passing and not self.maybe_done
 
 
 class ConfigError(KubeApiError):
@@ -66,6 +80,8 @@ class ConfigError(KubeApiError):
 
 class Unreachable(KubeApiError):
     """No answer: refused, reset, unknown host or a TLS failure."""
+
+    is_passing = True
 
     def __init__(self, message: str, *, maybe_done: bool = False) -> None:
         super().__init__(message)
@@ -76,6 +92,7 @@ class TimedOut(KubeApiError):
     """No answer in time; a write may have happened."""
 
     maybe_done = True
+    is_passing = True
 
 
 class Unauthorized(KubeApiError):
@@ -126,24 +143,20 @@ class Invalid(KubeApiError):
 
 
 class TooManyRequests(KubeApiError):
-    """429."""
+    """429: the API server has too much to do, and has done nothing."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int | None = 429,
-        reason: str = "",
-        retry_after_s: float | None = None,
-    ) -> None:
-        super().__init__(message, status=status, reason=reason)
-        self.retry_after_s = retry_after_s
+    is_passing = True
+
+
+class BudgetRefused(KubeApiError):
+    """An eviction that a PodDisruptionBudget does not allow now: 429, or 403 if the budget is in disorder."""
 
 
 class ServerError(KubeApiError):
     """5xx; a write may have happened (504 is the server's own time-out)."""
 
     maybe_done = True
+    is_passing = True
 
 
 class Malformed(KubeApiError):
@@ -182,11 +195,18 @@ def describe_unreachable(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+class StatusCause(msgspec.Struct):
+    """The part of one cause of a Status that is read."""
+
+    reason: str | None = None
+
+
 class StatusDetails(msgspec.Struct):
-    """The part of a Status's details that is read: what the request was for."""
+    """The part of a Status's details that is read: what the request was for, and why it was refused."""
 
     kind: str = ""
     name: str = ""
+    causes: tuple[StatusCause, ...] | None = None
 
 
 class ApiStatus(msgspec.Struct):
@@ -203,7 +223,13 @@ class ApiStatus(msgspec.Struct):
     def resource(self) -> str:
         return "" if self.details is None or self.details.name else self.details.kind
 
+    @property
+    def is_of_budget(self) -> bool:
+        causes = self.details.causes if self.details is not None else None
+        return any(cause.reason == _BUDGET_CAUSE for cause in causes or ())
 
+
+_BUDGET_CAUSE = "DisruptionBudget"
 _BY_STATUS: dict[int, type[KubeApiError]] = {
     401: Unauthorized,
     403: Forbidden,
@@ -266,19 +292,18 @@ def make_error(status: int, body: bytes, *, what: str = "", retry_after: str | N
         answer = ApiStatus(message=body[:MESSAGE_LIMIT].decode(errors="replace"))
     message = answer.message or f"HTTP status {status}"
     reason = answer.reason or ""
-    if status == 429:  # noqa: PLR2004
-        return TooManyRequests(
-            _join_message(what, message),
-            status=status,
-            reason=reason,
-            retry_after_s=_read_seconds(retry_after),
-        )
     cause = find_conflict_cause(reason, message)
     # The API server takes another UID in a patch for an attempt to change that, and says 422.
     if status == 409 or (status == 422 and cause == "uid"):  # noqa: PLR2004
         return Conflict(_join_message(what, message), status=status, reason=reason, cause=cause)
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else Invalid)  # noqa: PLR2004
-    return kind(_join_message(what, message), status=status, reason=reason, resource=answer.resource)
+    return (BudgetRefused if answer.is_of_budget else kind)(
+        _join_message(what, message),
+        status=status,
+        reason=reason,
+        resource=answer.resource,
+        retry_after_s=_read_seconds(retry_after),
+    )
 
 
 def check_success(body: bytes, *, what: str) -> None:

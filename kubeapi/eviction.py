@@ -21,7 +21,7 @@ async def evict_pod(
     Raises:
         NotFound: no such pod.
         Conflict: cause "uid", another pod has the name now.
-        TooManyRequests: a PodDisruptionBudget does not allow it now.
+        BudgetRefused: a PodDisruptionBudget does not allow it now.
         KubeApiError: see errors.py.
     """
     body = {

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from allocator.names import POD_ASSIGNED
-from kubeapi.errors import Conflict, KubeApiError, NotFound, TooManyRequests
+from kubeapi.errors import BudgetRefused, Conflict, KubeApiError, NotFound
 from kubeapi.objects import Pod, PodDisruptionBudget
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
@@ -272,4 +272,4 @@ def _lite(pod: dict[str, Any]) -> Pod:
     return msgspec.json.decode(msgspec.json.encode(pod), type=Pod)
 
 
-BUDGET_SAYS_NO = TooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.")
+BUDGET_SAYS_NO = BudgetRefused("Cannot evict pod as it would violate the pod's disruption budget.")

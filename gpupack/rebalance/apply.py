@@ -19,7 +19,7 @@ from gpupack.whatif.answers import Advice, JsonAnswer, Move
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import waits_in_queue
 from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
-from kubeapi.errors import Conflict, KubeApiError, NotFound, TooManyRequests, is_gone
+from kubeapi.errors import BudgetRefused, KubeApiError, is_gone
 from kubeapi.eviction import evict_pod
 from kubeapi.objects import Pod
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 CORDON_REASON: Final = "gpupack advise --apply empties it"
 POLL_S: Final = 1.0
 """Time between two checks of the pods of a namespace."""
-BUDGET_PAUSE_S: Final = 5.0
-"""Pause before an eviction that a PodDisruptionBudget refused is tried again."""
+EVICTION_PAUSE_S: Final = 5.0
+"""Pause before an eviction that was refused, as by a PodDisruptionBudget, is tried again."""
 
 State = Literal["done", "stopped", "dry-run"]
 
@@ -237,7 +237,7 @@ class MoveApplier:
         return movable
 
     async def _evict(self, move: Move, uid: str, ends_s: float) -> None:
-        """Evict a pod; while a PodDisruptionBudget does not allow it, try again.
+        """Evict a pod; while a PodDisruptionBudget does not allow it or the API server is busy, try again.
 
         Raises:
             StoppedError: it is not allowed in time, or the pod is another one.
@@ -246,15 +246,19 @@ class MoveApplier:
         while True:
             try:
                 await evict_pod(self.api, move.namespace, move.pod, uid, dry_run=self.options.dry_run)
-            except (NotFound, Conflict) as error:
-                if not is_gone(error):
+            except KubeApiError as error:
+                if is_gone(error):
+                    raise StoppedError(
+                        f"pod {name} is not the one that was to go: {error.message}"
+                    ) from error
+                is_refused = isinstance(error, BudgetRefused)
+                may_repeat = not self.options.dry_run if is_refused else error.can_be_repeated
+                if not may_repeat or self.clock() + EVICTION_PAUSE_S >= ends_s:
+                    if is_refused:
+                        raise StoppedError(f"pod {name} may not go: {error.message}") from error
                     raise
-                raise StoppedError(f"pod {name} is not the one that was to go: {error.message}") from error
-            except TooManyRequests as error:
-                if self.options.dry_run or self.clock() + BUDGET_PAUSE_S >= ends_s:
-                    raise StoppedError(f"pod {name} may not go: {error.message}") from error
                 self.report(f"  waits: {error.message}")
-                await self.sleep(BUDGET_PAUSE_S)
+                await self.sleep(EVICTION_PAUSE_S)
             else:
                 return
 

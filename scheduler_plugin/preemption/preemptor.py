@@ -464,8 +464,10 @@ class Preemptor:
         except KubeApiError as error:
             if is_gone(error):
                 return
-            pause_s = max(SPARED_VICTIM_S, error.retry_after_s or 0.0)
-            self._spared_until[victim.uid] = self._clock() + pause_s
+            # While the API server has too much to do, another victim would be refused as well.
+            if not error.can_be_repeated:
+                pause_s = max(SPARED_VICTIM_S, error.retry_after_s or 0.0)
+                self._spared_until[victim.uid] = self._clock() + pause_s
             raise
         log.info("evicted", pod=victim.full_name, node=victim.node, preemptor=nomination.pod.full_name)
         self.evicted(victim, nomination.pod, victim.node)

@@ -19,7 +19,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion
 from gpupack.whatif.queue_rules import read_rules
 from kubeapi import objects
-from kubeapi.errors import Forbidden, TimedOut, TooManyRequests
+from kubeapi.errors import BudgetRefused, Forbidden, KubeApiError, TimedOut, TooManyRequests, Unreachable
 from scheduler_plugin.queue.controller.settings import DecisionSettings
 from tests.ask_world import Node, Pod, World
 
@@ -35,7 +35,7 @@ class FakeCluster:
         cordoned: Cards by (node, number).
         log: Evictions and cordons, in their order.
         place: Gives the node of a successor; empty: it has none.
-        refusals: Evictions that a budget refuses before it allows one.
+        refusals: Evictions that get `refusal` as their answer before one is made.
         then: Called after each eviction.
         queues: Configuration of the queue; empty: it does not answer.
     """
@@ -46,6 +46,7 @@ class FakeCluster:
         self.log: list[str] = []
         self.place: Callable[[Pod], str] = lambda _pod: "b"
         self.refusals = 0
+        self.refusal: KubeApiError = BudgetRefused("Cannot evict pod as it would violate the pod's budget")
         self.then: Callable[[], None] = lambda: None
         self.now = 0.0
         self.queues = ""
@@ -76,9 +77,7 @@ class FakeCluster:
         del path, timeout_s
         if self.refusals:
             self.refusals -= 1
-            raise TooManyRequests(
-                "Cannot evict pod as it would violate the pod's disruption budget", status=429
-            )
+            raise self.refusal
         if body["deleteOptions"].get("dryRun"):
             self.log.append(f"try {body['metadata']['name']}")
             return b""
@@ -162,7 +161,7 @@ def test_a_dry_run_changes_nothing_and_asks_the_api_server() -> None:
     fake.refusals = 1
     refused = fake.apply(fake.advise(), dry_run=True)
     assert refused.state == "stopped"
-    assert "disruption budget" in refused.text
+    assert "may not go: Cannot evict pod" in refused.text
 
 
 def test_a_budget_is_waited_for_and_not_for_ever() -> None:
@@ -177,6 +176,24 @@ def test_a_budget_is_waited_for_and_not_for_ever() -> None:
     assert late.now <= 60
     assert [move.pod for move in stopped.left] == ["small"]
     assert late.cordoned == set()
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("error", [TooManyRequests("busy"), Unreachable("refused")])
+def test_an_api_server_that_is_busy_is_asked_again(error: KubeApiError, dry_run: bool) -> None:
+    fake = FakeCluster()
+    fake.refusals, fake.refusal = 3, error
+    assert fake.apply(fake.advise(), dry_run=dry_run).state == ("dry-run" if dry_run else "done")
+    late = FakeCluster()
+    late.refusals, late.refusal = 1000, error
+    assert late.apply(late.advise(), timeout_s=60, dry_run=dry_run).text == f"stopped: {error}"
+
+
+def test_an_eviction_without_an_answer_is_not_repeated() -> None:
+    """Of a pod that is gone then nobody could say whether it was evicted."""
+    fake = FakeCluster()
+    fake.refusals, fake.refusal = 1, TimedOut("no answer")
+    assert fake.apply(fake.advise()).text == "stopped: no answer"
 
 
 def moves_of_two(fake: FakeCluster) -> Advice:

@@ -120,10 +120,44 @@ def test_foreign_messages_are_cut_and_on_one_line() -> None:
     ("header", "seconds"),
     [(None, None), ("", None), ("3", 3.0), ("-1", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None)],
 )
-def test_retry_after(header, seconds) -> None:
-    error = make_error(429, b"{}", retry_after=header)
-    assert isinstance(error, errors.TooManyRequests)
-    assert error.retry_after_s == seconds
+@pytest.mark.parametrize("code", [429, 503])
+def test_retry_after(code, header, seconds) -> None:
+    assert make_error(code, b"{}", retry_after=header).retry_after_s == seconds
+
+
+@pytest.mark.parametrize("code", [429, 403])
+def test_a_budgets_refusal_of_an_eviction_is_none_of_a_busy_api_server(code) -> None:
+    """As kube-apiserver 1.37 answers; requests that it has no time for get a text."""
+    body = {
+        "kind": "Status",
+        "reason": "TooManyRequests",
+        "message": "Cannot evict pod as it would violate the pod's disruption budget.",
+        "details": {"causes": [{"reason": "DisruptionBudget", "message": "The disruption budget b needs 2"}]},
+    }
+    error = make_error(code, msgspec.json.encode(body), retry_after="10")
+    assert (type(error), error.retry_after_s, error.is_passing) == (errors.BudgetRefused, 10.0, False)
+    busy = make_error(429, b"Too many requests, please try again later.\n", retry_after="1")
+    assert (type(busy), busy.can_be_repeated) == (errors.TooManyRequests, True)
+    details = {"group": "storage", "kind": "pods", "causes": None}
+    starts = make_error(429, msgspec.json.encode({"kind": "Status", "details": details}))
+    assert type(starts) is errors.TooManyRequests
+
+
+@pytest.mark.parametrize(
+    ("error", "is_passing", "can_be_repeated"),
+    [
+        (errors.Unreachable("refused"), True, True),
+        (errors.Unreachable("reset", maybe_done=True), True, False),
+        (errors.TimedOut("late"), True, False),
+        (errors.ServerError("no leader"), True, False),
+        (errors.Unauthorized("expired"), False, False),
+        (errors.Forbidden("no right"), False, False),
+        (errors.Malformed("no JSON"), False, False),
+    ],
+    ids=repr,
+)
+def test_which_requests_may_succeed_soon(error, is_passing, can_be_repeated) -> None:
+    assert (error.is_passing, error.can_be_repeated) == (is_passing, can_be_repeated)
 
 
 def test_unreachable_says_whether_a_write_may_have_happened() -> None:

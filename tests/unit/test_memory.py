@@ -21,7 +21,7 @@ from deviceplugin.metrics import SLICE, Metrics
 from deviceplugin.monitoring.container_use import NOT_YET, ContainerUse, ContainerUseReader
 from deviceplugin.monitoring.overuse import OverUseWatcher
 from deviceplugin.publishing.published_use import PublishedUse
-from kubeapi.errors import Conflict, TooManyRequests
+from kubeapi.errors import BudgetRefused, Conflict
 from kubeapi.objects import (
     MIRROR_ANNOTATION,
     ContainerState,
@@ -345,7 +345,7 @@ async def test_an_eviction_that_is_refused_is_tried_again_but_never_another_pod(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     watch = Watch(evict_after_s=1.0)
-    watch.refusal = TooManyRequests("a budget", status=429, reason="", retry_after_s=10.0)
+    watch.refusal = BudgetRefused("a budget", retry_after_s=10.0)
     await watch.look(row(2000))
     for _ in range(4):
         await watch.look(row(2000), after_s=2.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.names import POD_CONTAINERS
-from kubeapi.errors import Forbidden, TimedOut, TooManyRequests, Unreachable
+from kubeapi.errors import BudgetRefused, Forbidden, TimedOut, TooManyRequests, Unreachable
 from scheduler_plugin.cache.pods import OVERDUE_AFTER_S
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.preemption.preemptor import (
@@ -273,7 +273,7 @@ async def test_a_victim_that_was_refused_is_spared_as_long_as_the_api_server_say
     world = PreemptionWorld()
     world.node("n1", (8,), a=(0, 4, 1))
     needy = world.wait("needy", 8)
-    world.api.faults["/a/eviction"] = [TooManyRequests("budget", retry_after_s=SPARED_VICTIM_S * 2)]
+    world.api.faults["/a/eviction"] = [BudgetRefused("budget", retry_after_s=SPARED_VICTIM_S * 2)]
     await world.settle()
     world.now += SPARED_VICTIM_S + REST_S[0]
     world.filter(needy)
@@ -283,6 +283,16 @@ async def test_a_victim_that_was_refused_is_spared_as_long_as_the_api_server_say
     world.filter(needy)
     await world.settle()
     assert world.api.evicted == ["a"]
+
+
+async def test_a_victim_is_not_spared_because_the_api_server_is_busy(world: PreemptionWorld) -> None:
+    """Another victim would be a worse one, and would be refused as well."""
+    world.wait("needy", 8)
+    world.api.faults["/b/eviction"] = [TooManyRequests("too many requests", retry_after_s=1)]
+    await world.settle()
+    assert world.api.evicted == []
+    await world.settle(REST_S[0])
+    assert world.api.evicted == ["b"]
 
 
 async def test_what_was_evicted_before_a_refusal_is_not_in_vain() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from allocator.names import POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
 from kubeapi.client import CONNECTIONS
-from kubeapi.errors import Forbidden, Invalid, KubeApiError, TooManyRequests
+from kubeapi.errors import BudgetRefused, Forbidden, Invalid, KubeApiError
 from kubeapi.events import BUSY_S
 from scheduler_plugin.queue.cache.queue_clock import TOLERANCE_S, QueueClock
 from scheduler_plugin.queue.cache.queued_pods import Phase
@@ -42,7 +42,7 @@ class Running(ApiRequests):
             return self.world.objects[f"uid-{name}"]
         if verb == "post":
             if self.has_budget:
-                raise TooManyRequests("budget keeps it")
+                raise BudgetRefused("budget keeps it")
             return {}
         if body[-1]["op"] == "add" and "requeued" in str(body[-1]):
             if name.startswith("kept"):

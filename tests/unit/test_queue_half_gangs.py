@@ -323,7 +323,7 @@ class Removals:
             await asyncio.sleep(0)
         process.cancel()
 
-    async def evict_pod(self, pod: QueuedPod) -> WriteResult:
+    async def evict_pod(self, pod: QueuedPod, _is_wanted: object) -> WriteResult:
         if self.left == 0:
             return WriteResult(WriteOutcome.UNKNOWN)
         self.left -= 1

@@ -211,7 +211,7 @@ class Evictions:
             await asyncio.sleep(0)
         process.cancel()
 
-    async def evict_pod(self, pod: QueuedPod) -> WriteResult:
+    async def evict_pod(self, pod: QueuedPod, _is_wanted: object) -> WriteResult:
         self.asked.append(self.world.name(pod.uid))
         if pod.record.name in self.refuses:
             return WriteResult(WriteOutcome.REFUSED, "a budget")

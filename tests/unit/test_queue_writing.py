@@ -1,10 +1,12 @@
 """What the queue writes, and what it makes of answers that do not come."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kubeapi.errors import (
+    BudgetRefused,
     Conflict,
     Forbidden,
     Invalid,
@@ -13,6 +15,7 @@ from kubeapi.errors import (
     ServerError,
     TimedOut,
     TooManyRequests,
+    Unauthorized,
     Unreachable,
 )
 from scheduler_plugin.queue.cache.queued_pods import QueuedPod
@@ -140,8 +143,9 @@ def test_a_term_without_conditions_stays_so() -> None:
     [
         ({}, WriteOutcome.DONE),
         (NotFound("gone"), WriteOutcome.GONE),
-        (TooManyRequests("budget"), WriteOutcome.REFUSED),
-        (Unreachable("refused"), WriteOutcome.UNKNOWN),
+        (BudgetRefused("budget"), WriteOutcome.REFUSED),
+        (Unauthorized("expired"), WriteOutcome.REFUSED),
+        (Unreachable("reset", maybe_done=True), WriteOutcome.UNKNOWN),
         (TimedOut("no answer"), WriteOutcome.UNKNOWN),
     ],
     ids=lambda value: getattr(value, "name", type(value).__name__),
@@ -151,8 +155,27 @@ async def test_what_became_of_an_eviction(
 ) -> None:
     """Who was not evicted is passed over for another one; who may have been is waited for."""
     api = Api(answer)
-    found = await PodWriter(api, lambda: True, 1.0).evict_pod(entry()[0])
+    found = await PodWriter(api, lambda: True, 1.0).evict_pod(entry()[0], lambda: True)
     assert (found.written, api.verbs) == (written, ["post"])
+
+
+@pytest.mark.parametrize("error", [TooManyRequests("busy"), Unreachable("refused")], ids=str)
+async def test_an_eviction_that_was_not_done_is_repeated_while_the_pod_is_to_go(error: KubeApiError) -> None:
+    sleeps: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+
+    async def evict(api: Api, is_wanted: Callable[[], bool] = lambda: True) -> tuple[WriteResult, list[str]]:
+        writer = PodWriter(api, lambda: True, 1.0, sleep, lambda _low, high: high)
+        return await writer.evict_pod(entry()[0], is_wanted), api.verbs
+
+    assert await evict(Api(error, error, {})) == (WriteResult(WriteOutcome.DONE), ["post"] * 3)
+    assert sleeps == [0.5, 1.0]
+    refused = WriteResult(WriteOutcome.REFUSED, str(error))
+    assert await evict(Api(*[error] * TRIES)) == (refused, ["post"] * TRIES)
+    wanted = iter([True, False])
+    assert await evict(Api(error), lambda: next(wanted)) == (WriteResult(WriteOutcome.REFUSED), ["post"])
 
 
 def seen(**metadata: Any) -> dict[str, Any]:
@@ -200,7 +223,11 @@ async def test_who_leads_no_more_sends_nothing() -> None:
     api = Api()
     writer = PodWriter(api, lambda: False, 1.0)
     pod = entry()[0]
-    answers = [await writer.admit_pod(pod), await writer.requeue_pod(pod), await writer.evict_pod(pod)]
+    answers = [
+        await writer.admit_pod(pod),
+        await writer.requeue_pod(pod),
+        await writer.evict_pod(pod, lambda: True),
+    ]
     assert (answers, api.verbs) == ([WriteResult(WriteOutcome.REFUSED)] * 3, [])
 
 

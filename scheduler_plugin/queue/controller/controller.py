@@ -353,10 +353,14 @@ class Controller:
             report: Says that it goes.
             phase: The pod's when that was decided: a pod without a gang that has got a node since then stays.
         """
+
+        def is_wanted() -> bool:
+            return pod.phase is phase or bool(pod.gang)
+
         async with self._turns:
-            if pod.phase is not phase and not pod.gang:
+            if not is_wanted():
                 return WriteOutcome.REFUSED
-            answer = await self._writer.evict_pod(pod)
+            answer = await self._writer.evict_pod(pod, is_wanted)
         if answer.written in {WriteOutcome.DONE, WriteOutcome.UNKNOWN}:
             report()
         if answer.written in {WriteOutcome.REFUSED, WriteOutcome.UNKNOWN}:

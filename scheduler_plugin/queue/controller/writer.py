@@ -19,7 +19,6 @@ from kubeapi.errors import (
     Invalid,
     KubeApiError,
     NotFound,
-    TooManyRequests,
     is_gone,
 )
 from kubeapi.eviction import evict_pod
@@ -127,20 +126,29 @@ class PodWriter:
             return WriteResult(WriteOutcome.UNKNOWN, error.message)
         return WriteResult(WriteOutcome.DONE)
 
-    async def evict_pod(self, queued_pod: QueuedPod) -> WriteResult:
-        """Evict a pod, respecting PodDisruptionBudgets; a pod without a node is deleted at once."""
+    async def evict_pod(self, queued_pod: QueuedPod, is_wanted: Callable[[], bool]) -> WriteResult:
+        """Evict a pod, respecting PodDisruptionBudgets; a pod without a node is deleted at once.
+
+        Args:
+            is_wanted: Whether it is still to go; asked before each request.
+        """
         pod = queued_pod.record
-        if not self._can_write():
-            return WriteResult(WriteOutcome.REFUSED)
-        try:
-            await evict_pod(self._api, pod.namespace, pod.name, pod.uid, timeout_s=self._timeout_s)
-        except (NotFound, TooManyRequests, Conflict, Forbidden, Invalid) as error:
-            if is_gone(error):
-                return WriteResult(WriteOutcome.GONE)
-            return WriteResult(WriteOutcome.REFUSED, error.message)
-        except KubeApiError as error:
-            return WriteResult(WriteOutcome.UNKNOWN, error.message)
-        return WriteResult(WriteOutcome.DONE)
+        backoff = Backoff(cap_s=5.0, uniform=self._uniform)
+        while self._can_write() and is_wanted():
+            try:
+                await evict_pod(self._api, pod.namespace, pod.name, pod.uid, timeout_s=self._timeout_s)
+            except KubeApiError as error:
+                if is_gone(error):
+                    return WriteResult(WriteOutcome.GONE)
+                if error.maybe_done:
+                    return WriteResult(WriteOutcome.UNKNOWN, error.message)
+                pause_s = backoff.failed(error.retry_after_s)
+                if not error.can_be_repeated or backoff.failures == TRIES:
+                    return WriteResult(WriteOutcome.REFUSED, error.message)
+                await self._sleep(pause_s)
+            else:
+                return WriteResult(WriteOutcome.DONE)
+        return WriteResult(WriteOutcome.REFUSED)
 
     async def find_node(self, pod: QueuedPod) -> WriteResult:
         """Find out whether a pod was bound, after the time when a Binding could still take effect.

@@ -149,7 +149,7 @@ class Replica(ApiRequests):
         gone = [back.queued_pod for back in backs if back.removes]
         gone += [victim for each in self.reclaimer.find_plans(self.now) for victim in each.victims]
         for pod in gone:
-            self._begin(self.writer.evict_pod(pod), pod.uid, releases=False)
+            self._begin(self.writer.evict_pod(pod, lambda: True), pod.uid, releases=False)
 
     def _begin(self, work: Coroutine[Any, Any, WriteResult], uid: str, *, releases: bool = True) -> None:
         write = Write(work, uid, Request(""), releases)

@@ -10,7 +10,7 @@ import msgspec
 
 from allocator.names import POD_ASSIGNED
 from allocator.records import load_assigned
-from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, TooManyRequests, Unreachable
+from kubeapi.errors import BudgetRefused, Conflict, Forbidden, Invalid, NotFound, Unreachable
 from tests.api_requests import ApiRequests, Binding
 
 from .world import Pod, World, card_uuid
@@ -142,7 +142,7 @@ class Api(ApiRequests):
         if body["deleteOptions"]["preconditions"]["uid"] != pod.uid:
             return NotFound("another pod")
         if pod.node and not pod.ended and pod.spec.owner in self._world.budgets:
-            return TooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.")
+            return BudgetRefused("Cannot evict pod as it would violate the pod's disruption budget.")
         self._evict(pod)
         return b""
 
