@@ -50,7 +50,7 @@ def record(name, *cards, error=None):
         "ready": True,
         "unschedulable": False,
         "daemon": True,
-        "takes_pods": True,
+        "takes_pods": error is None,
         "revision": 1_763_000_000_000,
         "foreign_gpus": {},
     }
