@@ -18,6 +18,10 @@ STATUS_PATH: Final = "/status"
 TIMEOUT_S: Final = 10.0
 
 
+class NoQueueError(InputError):
+    """Nobody takes connections at the address of a queue."""
+
+
 class QueueStatusAnswer(msgspec.Struct, frozen=True):
     """The queue's answer to `/status`.
 
@@ -64,6 +68,7 @@ async def fetch_from(url: str) -> bytes:
     """Ask a queue at its own address, without the API server.
 
     Raises:
+        NoQueueError: nobody takes connections there.
         InputError: a URL that is none, no answer within `TIMEOUT_S` seconds, or an answer that is no success.
         ConfigError: the environment names something as proxy that is none.
     """
@@ -82,7 +87,8 @@ async def fetch_from(url: str) -> bytes:
     except ValueError as error:
         raise InputError(f"URL {url!r}; allowed: http://HOST:PORT or https://HOST:PORT of a queue") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise InputError(f"no queue answers at {base}: {describe_unreachable(error)}") from error
+        kind = NoQueueError if isinstance(error, aiohttp.ClientConnectorError) else InputError
+        raise kind(f"no queue answers at {base}: {describe_unreachable(error)}") from error
     if not response.ok:
         raise InputError(f"{base}{STATUS_PATH} answers {response.status}: is it a queue?")
     return body

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 import structlog
 
-from gpupack import __version__
+from gpupack import __version__, queuestatus
 from gpupack.dashboard import advice, queues
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.dashboard.handlers import BoardAnswers, DashboardHandlers
@@ -43,7 +43,6 @@ from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 SHUTDOWN_S: Final = 1.0
 PROBE_S: Final = 3.0
 """Time-out of the request that finds out whether nodes may be listed."""
-_ASK_TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
 GAP_S: Final = 0.1
 """Shortest time between two refreshes of what changed."""
 LOOK_S: Final = 1.0
@@ -209,8 +208,7 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
         if settings.queue_url is None:
             ask = queues.ask_through_api(client, settings.queue_namespace, settings.queue_service)
         else:
-            session = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ASK_TIMEOUT))
-            ask = queues.ask_directly(session, settings.queue_url)
+            ask = partial(queuestatus.fetch_from, settings.queue_url)
         if settings.daemon_port is None:
             telemetry = TelemetrySource(client, namespace=settings.queue_namespace)
         else:

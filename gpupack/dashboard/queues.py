@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-import aiohttp
 import msgspec
 
 from gpupack import queuestatus
 from gpupack.errors import InputError
 from kubeapi.client import KubeClient
-from kubeapi.errors import Forbidden, KubeApiError, NotFound, describe_unreachable
+from kubeapi.errors import Forbidden, KubeApiError, NotFound
 from kubeapi.paths import make_service_path
 from scheduler_plugin.queue.controller.status import WaitExplanation
 
@@ -29,16 +28,6 @@ def ask_through_api(client: KubeClient, namespace: str, service: str) -> Ask:
 
     async def ask() -> bytes:
         return await client.get(path)
-
-    return ask
-
-
-def ask_directly(session: aiohttp.ClientSession, url: str) -> Ask:
-
-    async def ask() -> bytes:
-        async with session.get(f"{url.rstrip('/')}/status") as answer:
-            answer.raise_for_status()
-            return await answer.read()
 
     return ask
 
@@ -76,10 +65,10 @@ async def _poll_once(ask: Ask) -> tuple[dict[str, Any], Sequence[WaitExplanation
         why = "No queue is installed here; docs/queue.md says what one is for."
     except Forbidden as error:
         why = f"The queue cannot be asked: {error}"
-    except aiohttp.ClientConnectorError as error:
-        why = f"No queue answers ({describe_unreachable(error)}); docs/queue.md says what one is for."
-    except (InputError, KubeApiError, aiohttp.ClientError, TimeoutError) as error:
-        why, pause_s = f"The queue does not answer: {error or type(error).__name__}", EVERY_S
+    except queuestatus.NoQueueError as error:
+        why = f"No queue was found: {error}; docs/queue.md says what one is for."
+    except (InputError, KubeApiError) as error:
+        why, pause_s = f"The queue does not answer: {error}", EVERY_S
     return explain_no_queues(why), None, pause_s
 
 

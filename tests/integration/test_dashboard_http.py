@@ -446,13 +446,14 @@ async def test_who_is_no_member_either_is_told_what_cannot_be_read(api, session)
 async def test_the_queues_tenants_are_shown_and_what_is_no_queue_is_said(api, session):
     answers = [web.json_response(QUEUE_STATUS), web.Response(text="<html>"), web.Response(status=503)]
 
-    async def status(_request):
+    async def status(request):
+        assert request.path == "/status"
         return answers[0]
 
     said = []
     async with serving(status) as address:
         for url, expected in (
-            (address, {"there": True, "more": 100}),
+            (f"{address}/status/", {"there": True, "more": 100}),
             (address, {"there": False}),
             (address, {"there": False}),
             ("http://127.0.0.1:1", {"there": False}),
@@ -468,7 +469,9 @@ async def test_the_queues_tenants_are_shown_and_what_is_no_queue_is_said(api, se
     assert said[0] == ""
     assert "the answer is not a queue's" in said[1]
     assert "503" in said[2]
-    assert said[3].startswith("No queue answers")
+    assert said[3].startswith(
+        "No queue was found: no queue answers at http://127.0.0.1:1: Connection refused"
+    )
 
 
 async def test_pending_pods_are_told_what_the_queue_says(api, session):
