@@ -63,8 +63,8 @@ class DraRegistrar:
         if self._sockets.is_serving:
             if self._sockets.are_ours:
                 return None
-            log.warning("own socket is gone", socket=str(self._registry))
             await self._stop()
+            return await self._stepper.back_off(log, "sockets not served", f"{self._registry} is gone")
         try:
             for path in (self._socket, self._registry):
                 path.parent.mkdir(parents=True, exist_ok=True)

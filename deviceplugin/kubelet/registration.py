@@ -144,7 +144,9 @@ class Registrar:
         self._notice_lost()
         if self._sockets.is_serving and not self._sockets.are_ours:
             log.warning("own socket is gone", socket=str(self._folder / self._endpoint))
+            registration = self._registration
             await self._stop_serving()
+            self._rest_unless_lasting(registration)
         if self._registration is not None:
             return self._follow(self._registration)
         if kubelet is None:
@@ -183,10 +185,15 @@ class Registrar:
             return
         log.warning("kubelet ended the list of devices", resource=self._resource)
         self._on_kubelet_restart()
-        if time.monotonic() - registration.since >= self._timing.lasting_s:
+        self._rest_unless_lasting(registration)
+
+    def _rest_unless_lasting(self, registration: _OpenRegistration | None) -> None:
+        """Pause before the next registration, longer each time, until one has lasted."""
+        now, lasting_s = time.monotonic(), self._timing.lasting_s
+        if registration and registration.stream and now - registration.since >= lasting_s:
             self._backoff.reset()
         else:
-            self._not_before = time.monotonic() + self._backoff.failed()
+            self._not_before = max(self._not_before, now + self._backoff.failed())
 
     def _follow(self, registration: _OpenRegistration) -> float | None:
         """Wait for the kubelet to open its stream; nothing to do once it has."""

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -79,6 +79,21 @@ async def test_own_socket_deleted() -> None:
         assert here.kubelet.allocatable() == {RESOURCE: 16}
         assert here.kubelet.registrations == 2
         assert here.events == ["registered", "registered"]
+
+
+async def test_own_socket_deleted_again_and_again() -> None:
+    """By somebody else's clean-up, say: it is served less and less often."""
+    async with world() as here:
+        deletions = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2):
+                while True:
+                    with suppress(FileNotFoundError):
+                        here.socket.unlink()
+                        deletions += 1
+                    await asyncio.sleep(0)
+        assert deletions < 30
+        await here.registered()
 
 
 async def test_own_socket_deleted_on_the_way_to_the_kubelet() -> None:
