@@ -6,6 +6,7 @@ from typing import Any
 
 from allocator.errors import QuantityError
 from allocator.quantity import canonical, parse_quantity
+from kubeapi.names import is_label_key, is_subdomain
 from kubeapi.objects import is_extended_resource
 from standins.apiserver.status import Cause, JsonObject, RefusedError, Resource, bad_request, invalid
 
@@ -23,13 +24,11 @@ RESOURCES = (PODS, NODES, NAMESPACES, EVENTS, LEASES, BUDGETS, JOBS, CLAIMS, SLI
 ANNOTATIONS_LIMIT = 262_144
 
 _QUANTITY_RULE = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _SUBDOMAIN_RULE = (
     "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must "
     "start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
     "'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
 )
-_NAME_PART = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _NAME_PART_RULE = (
     "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an "
     "alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
@@ -143,13 +142,13 @@ def check_metadata(resource: Resource, item: JsonObject) -> list[Cause]:
         causes.append(
             Cause("metadata.name", "Required value: name or generateName is required", "FieldValueRequired")
         )
-    elif not _SUBDOMAIN.fullmatch(name) and resource.plural in {"pods", "nodes", "leases"}:
+    elif not is_subdomain(name) and resource.plural in {"pods", "nodes", "leases"}:
         causes.append(Cause("metadata.name", f'Invalid value: "{name}": {_SUBDOMAIN_RULE}'))
     for field in ("labels", "annotations"):
         causes += [
             Cause(f"metadata.{field}", f'Invalid value: "{key}": {_NAME_PART_RULE}')
             for key in metadata.get(field) or {}
-            if not _NAME_PART.fullmatch(key.rpartition("/")[2])
+            if not is_label_key(key if field == "labels" else key.lower())
         ]
     size = sum(len(key) + len(value) for key, value in (metadata.get("annotations") or {}).items())
     if size > ANNOTATIONS_LIMIT:

@@ -201,6 +201,21 @@ async def test_bodies_that_are_no_objects(call) -> None:
     assert (await call("PUT", "/api/v1/namespaces/default/pods/a/binding", {}))[0] == 405
 
 
+@pytest.mark.parametrize(
+    ("metadata", "status"),
+    [
+        ({"name": "n" * 253}, 201),
+        ({"name": "n" * 254}, 422),
+        ({"name": "n", "labels": {"k" * 63: ""}}, 201),
+        ({"name": "n", "labels": {"k" * 64: ""}}, 422),
+        ({"name": "n", "labels": {"Example.com/k": ""}}, 422),
+        ({"name": "n", "annotations": {"Example.com/k": ""}}, 201),
+    ],
+)
+async def test_names_have_kubernetes_limits(call, metadata, status) -> None:
+    assert (await call("POST", "/api/v1/nodes", {"metadata": metadata}))[0] == status
+
+
 async def test_a_node_with_a_finalizer_waits_for_it(api) -> None:
     api.add_node("n1")
     api.patch_node("n1", {"metadata": {"finalizers": ["x/y"]}})

@@ -65,8 +65,14 @@ VALUES = {
     ),
     "gpu-uuid": ("GPU-1*", "!GPU-1", "GPU-1,,GPU-2", "\ta\n", ",".join("a" * 64), ",".join("a" * 65)),
     "node-policy": (*NODE_POLICIES.names(), "of-others-2", "", "Best-Fit", "a--b", "a-"),
-    "data": ("", "imagenet, llama", ",".join(map(str, range(64))), ",".join(map(str, range(65)))),
-    "job": ("", "anything"),
+    "data": (
+        "",
+        "imagenet, llama",
+        ",".join(map(str, range(64))),
+        ",".join(map(str, range(65))),
+        "a, ," + "," * 64,
+    ),
+    "job": ("", "anything", "é a" * 84 + "b", "b" * 254, "a\tb", "a\xa0b", "a\u200bb", "a\n"),
     "card-policy": (*CARD_POLICIES.names(), "of-others-2", "", "a\nb", "a\n", "-a"),
 }
 GANGS = (
@@ -78,6 +84,9 @@ GANGS = (
     ("", "4"),
     (None, "4"),
     ("", None),
+    ("g" * 253, "4"),
+    ("g" * 254, "4"),
+    ("a\nb", "4"),
 )
 TABLE = [
     *(pytest.param(annotated(amount, {}), id=f"amount {amount}") for amount in AMOUNTS + BOUNDS),
