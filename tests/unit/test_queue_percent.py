@@ -11,6 +11,7 @@ from tests.cluster_builders import in_percent
 from tests.queue_world import QueueWorld
 
 COHORT = "queues: [{name: a, cohort: x, nominalQuota: 16}, {name: b, cohort: x, nominalQuota: 16}]"
+NEVER = "it needs 40 units; queue a can never have more than 16"
 
 
 def ask(world: QueueWorld, name: str, percent: int, *, cards: int = 1, **more: Any) -> str:
@@ -73,8 +74,7 @@ def test_quota_decides_by_the_size_of_the_card() -> None:
     uid = ask(world, "p0", 50)
     assert world.admitted() == []
     (why,) = status.explain_waiting(world.queue, 0)
-    never = "it needs 40 units; queue a can never have more than 16"
-    assert (why.reason, why.message) == ("NeverFits", never)
+    assert (why.reason, why.message) == ("NeverFits", NEVER)
     world.node("small", (16,))
     ask(world, "p1", 50)
     ask(world, "p2", 50)
@@ -83,6 +83,16 @@ def test_quota_decides_by_the_size_of_the_card() -> None:
     assert used(world) == 16
     world.delete(uid)
     assert used(world) == 8
+
+
+def test_no_share_is_counted_on_a_node_whose_kubelet_serves_none() -> None:
+    """Half of its card of 16 would be within the quota of 16."""
+    world = QueueWorld("queues: [{name: a, nominalQuota: 16}]", large=(80,))
+    world.node("old", (16,), resources={PERCENT_RESOURCE: "0"})
+    ask(world, "half", 50)
+    assert world.admitted() == []
+    (why,) = status.explain_waiting(world.queue, 0)
+    assert (why.reason, why.message) == ("NeverFits", NEVER)
 
 
 def test_the_largest_free_share_that_a_pod_is_told_is_one_that_fits() -> None:

@@ -58,7 +58,7 @@ class QuotaUsage:
         if not needs.percent:
             return needs.units
         if rows is None:
-            rows = self._state.nodes.usable
+            rows = self._state.nodes.mask_offering(needs.request)
         units = self.compute_units_by_row(needs)[rows]
         return int(units.min()) if units.size else 0
 

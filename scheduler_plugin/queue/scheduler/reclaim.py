@@ -356,16 +356,14 @@ class _VictimSearch:
             return
         account = self._cohort.accounts[self._queue_name]
         own = (account.quota.nominal or 0) - account.used - self._reserved
-        amounts = self._queue.quota_usage
-        usable = self._queue.state.nodes.usable
+        nodes, usage = self._queue.state.nodes, self._queue.quota_usage
+        by_row, least = usage.compute_units_by_row, usage.compute_least_units
         shapes = {requirements for _, requirements in self._pods}
         extra = {
-            more
-            for w in shapes
-            for more in (amounts.compute_units_by_row(w)[usable] - amounts.compute_least_units(w)).tolist()
+            more for w in shapes for more in (by_row(w)[nodes.mask_offering(w.request)] - least(w)).tolist()
         }
         for more in sorted(extra & set(range(own - self._least + 1)))[:MOST_SIZES]:
-            yield amounts.make_filter(more)
+            yield usage.make_filter(more)
 
     def _compute_missing(self, units: int, freed: Mapping[str, int]) -> int:
         return self._cohort.compute_missing(self._queue_name, units + self._reserved, freed)
