@@ -24,7 +24,7 @@ from gpupack.uninstall import (
     find_kept_marks,
 )
 from kubeapi.client import KubeClient
-from kubeapi.errors import Conflict, NotFound
+from kubeapi.errors import Conflict, KubeApiError, NotFound
 from kubeapi.objects import KubeObject, WritableNode
 from kubeapi.paths import STRATEGIC_PATCH, make_pod_path, quote_segment
 from scheduler_plugin.cache.pods import is_held_by_queue
@@ -131,6 +131,9 @@ class ComponentRemover:
                     await self._client.get(path)
                 except NotFound:
                     break
+                except KubeApiError as error:
+                    if not error.is_passing:
+                        raise
                 if self._clock() >= ends:
                     return False
                 await self._sleep(POLL_S)

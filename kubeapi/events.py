@@ -32,11 +32,7 @@ from kubeapi.errors import (
     Conflict,
     KubeApiError,
     NotFound,
-    ServerError,
-    TimedOut,
-    TooManyRequests,
     Unauthorized,
-    Unreachable,
     shorten,
 )
 from kubeapi.metadata import format_time
@@ -66,8 +62,6 @@ REMIND_S: Final = 60.0
 REASON_LIMIT: Final = 128
 MESSAGE_LIMIT: Final = 1024
 NAME_LIMIT: Final = 253
-
-_TEMPORARY: Final = (ConfigError, ServerError, TimedOut, TooManyRequests, Unauthorized, Unreachable)
 
 log = structlog.get_logger(__name__)
 
@@ -168,14 +162,12 @@ class EventRecorder:
         for left in reversed(range(TRIES)):
             try:
                 await self._send(series)
-            except _TEMPORARY as error:
-                if not left:
+            except KubeApiError as error:
+                # A process that lives long may be given other credentials meanwhile.
+                if not left or not (error.is_passing or isinstance(error, ConfigError | Unauthorized)):
                     self._drop(str(error))
                     return
                 await self._sleep(self._backoff.failed(error.retry_after_s))
-            except KubeApiError as error:
-                self._drop(str(error))
-                return
             else:
                 self._backoff.reset()
                 self.written += 1

@@ -189,7 +189,13 @@ class MoveApplier:
         if self.options.dry_run:
             return AppliedMove(move.namespace, move.pod)
         while True:
-            pods = await self.list_pods(move.namespace)
+            try:
+                pods = await self.list_pods(move.namespace)
+            except KubeApiError as error:
+                if not error.is_passing or self.clock() >= ends_s:
+                    raise
+                await self.sleep(POLL_S)
+                continue
             old = next((pod for pod in pods if pod.metadata.uid == uid), None)
             new = [
                 pod

@@ -34,10 +34,6 @@ from kubeapi.errors import (
     Invalid,
     KubeApiError,
     NotFound,
-    ServerError,
-    TimedOut,
-    TooManyRequests,
-    Unreachable,
     decode_answer,
 )
 from kubeapi.objects import (
@@ -79,7 +75,6 @@ ASSIGNED: Final = "CardsAssigned"
 _PODS: Final = ("share-1", "share-2")
 _TOO_LARGE: Final = "too-large"
 _HOLDERS: Final = {"driver": "the driver", "mps": "MPS"}
-_PASSING: Final = (Unreachable, TimedOut, ServerError, TooManyRequests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +371,9 @@ class Verifier:
                 found = await probe()
                 if found is not None:
                     return found
-            except _PASSING as error:
+            except KubeApiError as error:
+                if not error.is_passing:
+                    raise
                 problem = str(error)
             if self.clock() >= self._step_ends:
                 if problem:

@@ -476,6 +476,20 @@ async def test_a_workload_keeps_its_rights_until_it_has_ended(api, uninstall):
     ]
 
 
+async def test_an_api_server_in_trouble_is_asked_again_whether_a_workload_has_ended(api, uninstall):
+    deployment = Deployment(looks=1)
+
+    async def intercept(request):
+        answer = await deployment.intercept(request)
+        if request.method == "GET" and deployment.looks == 0:
+            return web.json_response({"kind": "Status", "code": 503}, status=503)
+        return answer
+
+    api.http.intercept = intercept
+    assert await uninstall("--component=queue") == (0, REMOVED, [])
+    assert deployment.requests.count(f"GET {DEPLOYMENT}") == 2
+
+
 async def test_a_workload_that_does_not_end_is_not_waited_for_for_ever(api, tmp_path):
     deployment, now = Deployment(looks=1000), 0.0
     api.http.intercept = deployment.intercept

@@ -19,7 +19,15 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion
 from gpupack.whatif.queue_rules import read_rules
 from kubeapi import objects
-from kubeapi.errors import BudgetRefused, Forbidden, KubeApiError, TimedOut, TooManyRequests, Unreachable
+from kubeapi.errors import (
+    BudgetRefused,
+    Forbidden,
+    KubeApiError,
+    ServerError,
+    TimedOut,
+    TooManyRequests,
+    Unreachable,
+)
 from scheduler_plugin.queue.controller.settings import DecisionSettings
 from tests.ask_world import Node, Pod, World
 
@@ -187,6 +195,32 @@ def test_an_api_server_that_is_busy_is_asked_again(error: KubeApiError, dry_run:
     late = FakeCluster()
     late.refusals, late.refusal = 1000, error
     assert late.apply(late.advise(), timeout_s=60, dry_run=dry_run).text == f"stopped: {error}"
+
+
+def test_pods_that_cannot_be_listed_for_a_while_are_listed_again() -> None:
+    """The pod has been evicted: to stop there would leave the rest of the moves undone."""
+    fake = FakeCluster()
+    list_pods, asked = fake.list_pods, 0
+
+    async def list_badly(namespace: str) -> list[objects.Pod]:
+        nonlocal asked
+        asked += 1
+        if "evict small" in fake.log and asked < 4:
+            raise ServerError("no leader of etcd")
+        return await list_pods(namespace)
+
+    fake.list_pods = list_badly  # type: ignore[method-assign]
+    assert (fake.apply(fake.advise()).state, asked) == ("done", 4)
+
+    async def refuse(namespace: str) -> list[objects.Pod]:
+        if "evict small" in late.log:
+            raise error
+        return await list_pods(namespace)
+
+    for error in (ServerError("no leader of etcd"), Forbidden("no right")):
+        late = FakeCluster()
+        list_pods, late.list_pods = late.list_pods, refuse  # type: ignore[method-assign]
+        assert late.apply(late.advise(), timeout_s=60).text == f"stopped: {error}"
 
 
 def test_an_eviction_without_an_answer_is_not_repeated() -> None:

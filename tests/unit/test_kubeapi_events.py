@@ -2,7 +2,7 @@ import pytest
 import structlog.testing
 
 from kubeapi.correlation import BURST, COMBINED, REFILL_S, REMEMBERED, SIMILAR, SIMILAR_S, EventCorrelator
-from kubeapi.errors import Forbidden, ServerError, Unreachable
+from kubeapi.errors import Forbidden, ServerError, Unauthorized, Unreachable
 from kubeapi.events import BUSY_S, QUEUE, TRIES, WRITE_EACH_S, WRITES, make_node_ref, make_pod_ref
 from kubeapi.ratelimit import TokenBucket
 from tests.events_world import EventsApi, recording
@@ -141,8 +141,9 @@ async def test_a_full_queue_drops_events_and_says_so_once_a_minute(api) -> None:
     assert [(line["event"], line["why"]) for line in said] == [("Events are lost", "queue is full")]
 
 
-async def test_an_api_server_that_is_back_in_time_loses_nothing(api) -> None:
-    api.away = Unreachable("refused")
+@pytest.mark.parametrize("away", [Unreachable("refused"), Unauthorized("expired")], ids=str)
+async def test_an_api_server_that_is_back_in_time_loses_nothing(api, away) -> None:
+    api.away = away
 
     async def sleep(seconds: float) -> None:
         await EventsApi.sleep(api, seconds)
