@@ -79,6 +79,17 @@ async def test_without_an_answer_to_the_look_it_is_looked_again() -> None:
     assert api.verbs == ["patch", "patch", "get", "get", "get"]
 
 
+async def test_the_look_waits_as_long_as_the_api_server_asks() -> None:
+    sleeps: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+
+    api = Api(Invalid("test failed"), TooManyRequests("busy", retry_after_s=4.0), entry()[1])
+    await PodWriter(api, lambda: True, 1.0, sleep).admit_pod(entry()[0])
+    assert sleeps == [4.0]
+
+
 @pytest.mark.parametrize(
     ("answers", "written"),
     [

@@ -191,8 +191,8 @@ class PodWriter:
                 return WriteResult(WriteOutcome.GONE)
             except UNREADABLE:
                 return WriteResult(WriteOutcome.REFUSED, why)
-            except KubeApiError:
-                await self._sleep(backoff.failed(None))
+            except KubeApiError as error:
+                await self._sleep(backoff.failed(error.retry_after_s))
                 continue
             return WriteResult(WriteOutcome.GONE) if now.metadata.uid != record.uid else now
         return WriteResult(WriteOutcome.REFUSED)
