@@ -231,6 +231,17 @@ def test_what_another_process_admitted_to_a_whole_gang_a_moment_ago_has_its_time
     assert {each.queued_pod.uid for each in world.requeue_pods()} == {*uids[1:], "uid-again"}
 
 
+def test_of_a_half_bound_gang_what_is_being_deleted_is_not_removed_again(world: QueueWorld) -> None:
+    """A finalizer keeps it; its cards are for others all the same."""
+    uids = gang(world, 3)
+    release(world)
+    bind(world, uids[0])
+    world.change(uids[1], metadata={"deletionTimestamp": "2026-01-01T00:00:30Z"})
+    world.now = WITHIN_S
+    assert {each.queued_pod.uid for each in world.requeue_pods()} == {uids[0], uids[2]}
+    assert world.queue.queued_pods[uids[1]].capacity_freed
+
+
 def test_of_a_half_bound_gang_of_bare_pods_the_rest_waits_again_and_joins(world: QueueWorld) -> None:
     """The bound one would be lost; its room is its own."""
     uids = gang(world, 2, 16, owned=False)

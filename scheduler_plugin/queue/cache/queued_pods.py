@@ -123,6 +123,11 @@ class QueuedPod:
         """UID of the workload as which it waits: its gang's or its own."""
         return self.gang or self.uid
 
+    @property
+    def can_be_removed(self) -> bool:
+        """Whether it belongs to a queue, is not being deleted, and its controller would create it again."""
+        return bool(self.charged_queue) and self.queue_info.has_controller and not self.queue_info.ending
+
     def admit(self, queue: str, now: float) -> None:
         self.phase, self.admitted_at, self.charged_queue, self.waiting_queue = Phase.ADMITTED, now, queue, ""
         self.capacity_freed = self.ungated = self.is_requeued = False

@@ -198,7 +198,7 @@ class Gangs:
             going = [
                 each
                 for each in (late if gang.state is GangState.WHOLE else admitted)
-                if (each.queue_info.has_controller and not each.queue_info.ending) or _has_room(each)
+                if each.can_be_removed or _has_room(each)
             ]
             if any(each.phase is Phase.BOUND for each in going):
                 self.begin_removal(gang.uid, now)

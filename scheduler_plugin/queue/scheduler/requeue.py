@@ -78,7 +78,7 @@ class RequeueFinder:
                 if pod.phase is Phase.ADMITTED and not pod.capacity_freed:
                     self._free_capacity(pod, now)
             whys |= {pod.uid: why for pod in pods}
-            requeues += [Requeue(pod, why, RequeueWrite.REMOVE) for pod in pods if _can_be_removed(pod)]
+            requeues += [Requeue(pod, why, RequeueWrite.REMOVE) for pod in pods if pod.can_be_removed]
         requeues += self._find_lost([pod for pod in admitted if pod.uid not in must_go], whys, config, now)
         return [_mark_first(requeue) for requeue in requeues]
 
@@ -130,12 +130,7 @@ def _has_no_node(pod: QueuedPod) -> bool:
 
 def _is_removed(pod: QueuedPod, config: QueueConfig) -> bool:
     """Return True if a pod without a node must be removed where others would be requeued."""
-    return _can_be_removed(pod) and bool(pod.gang or pod.queue_info.pinned_nodes or config.mode == "batch")
-
-
-def _can_be_removed(pod: QueuedPod) -> bool:
-    """Return True if a pod belongs to a queue and its controller would create it again."""
-    return bool(pod.charged_queue) and pod.queue_info.has_controller
+    return pod.can_be_removed and bool(pod.gang or pod.queue_info.pinned_nodes or config.mode == "batch")
 
 
 def _mark_first(requeue: Requeue) -> Requeue:
