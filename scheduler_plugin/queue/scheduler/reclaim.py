@@ -230,16 +230,13 @@ class Reclaimer:
     def _get_refused_template(self, uid: str) -> Hashable:
         """Return the template of a workload if a unit of that template was refused, else None."""
         queue = self._queue
-        gang, pod = queue.gangs.get(uid), queue.queued_pods.get(uid)
-        if gang is not None:
-            return (
-                gang.template if gang.template in queue.gangs.equivalence_backoff.refused_templates else None
-            )
-        return (
-            pod.template
-            if pod is not None and pod.template in queue.equivalence_backoff.refused_templates
-            else None
-        )
+        for unit, backoff in (
+            (queue.gangs.get(uid), queue.gangs.equivalence_backoff),
+            (queue.queued_pods.get(uid), queue.equivalence_backoff),
+        ):
+            if unit is not None and unit.template in backoff.refused_templates:
+                return unit.template
+        return None
 
 
 class _VictimSearch:
