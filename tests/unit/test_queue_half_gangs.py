@@ -8,6 +8,7 @@ import pytest
 from allocator.names import POD_REQUEUED
 from scheduler_plugin.queue.cache.queued_pods import GangState, Phase, QueuedPod, RequeueWrite
 from scheduler_plugin.queue.controller.controller import Controller, format_decision
+from scheduler_plugin.queue.controller.status import explain_waiting
 from scheduler_plugin.queue.controller.writer import WriteOutcome, WriteResult
 from tests.queue_world import QueueWorld, world
 
@@ -146,6 +147,15 @@ def test_one_that_finds_no_room_for_the_rest_is_taken_back_in_time(world: QueueW
     world.now = WITHIN_S
     back = world.requeue_pods()
     assert sorted((each.queued_pod.uid, each.removes) for each in back) == [(uid, True) for uid in uids[:2]]
+
+
+def test_of_the_rest_only_those_that_wait_are_said_to_lack_cards(world: QueueWorld) -> None:
+    half_released(world, 8)
+    world.pod("other", 8, queue="", gates=())
+    world.change("uid-other", spec={"nodeName": "n1"})
+    assert release(world) == []
+    told = {why.message for why in explain_waiting(world.queue, world.now)}
+    assert told == {"cards for 2 waiting pods of its gang are not free at once"}
 
 
 def test_a_gang_that_lost_a_pod_is_in_part_for_the_next_process_too(world: QueueWorld) -> None:

@@ -280,7 +280,7 @@ def test_a_gang_whose_hardest_pod_fits_only_where_no_slot_is_idle_is_not_told_of
     told = {(why.name, why.reason, why.message) for why in explain_waiting(world.queue, world.now)}
     assert told == {
         ("g0", "NoRoom", "no node that it fits on has an idle slot"),
-        ("g1", "NoRoom", "cards for all 2 pods of its gang are not free at once"),
+        ("g1", "NoRoom", "cards for 2 waiting pods of its gang are not free at once"),
     }
 
 

@@ -410,9 +410,8 @@ def _explain_not_admitted(queue: Queue, pod: QueuedPod, workload: QueuedWorkload
     fits = queue.capacity.mask_fits(first, holder=workload.uid)
     if not unplaced and not _explain_missing_cards(queue, pod, first, fits):
         return ""
-    gang = queue.gangs.get(pod.gang)
-    pods = max(len(workload.requirements.members), 0 if gang is None else gang.size)
-    return f"cards for all {pods} pods of its gang are not free at once" + _describe_reservation(queue, pod)
+    pods = count_of(len(workload.requirements.members), "waiting pod")
+    return f"cards for {pods} of its gang are not free at once{_describe_reservation(queue, pod)}"
 
 
 def _explain_missing_slots(
