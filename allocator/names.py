@@ -140,3 +140,8 @@ def unit_of_resource(name: str) -> int | None:
         return MIB_PER_GIB
     unit_mib = int(match[1])
     return unit_mib if unit_mib <= MAX_UNIT_MIB and unit_mib != MIB_PER_GIB else None
+
+
+def is_card_resource(name: str) -> bool:
+    """Tell whether a resource is GPU memory: of any unit, or percent of cards."""
+    return name == PERCENT_RESOURCE or unit_of_resource(name) is not None

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from allocator.names import DRA_API, PERCENT_RESOURCE
+from allocator.names import DRA_API, is_card_resource
 from deviceplugin.allocation.allocation_service import MakeGrant
 from deviceplugin.allocation.card_list import CardList
 from deviceplugin.allocation.ledger_service import LedgerService
@@ -98,7 +98,7 @@ class ClaimServing:
             KindInUseError: containers run with devices of the device plugin.
             OSError: what is prepared cannot be read.
         """
-        await asyncio.to_thread(check_no_devices, self._settings, self._checkpoint_reader, cgroups)
+        await asyncio.to_thread(check_no_devices, self._checkpoint_reader, cgroups)
         await self._service.restore()
 
     async def watch_changes(self) -> AsyncGenerator[None]:
@@ -121,15 +121,15 @@ def make_prepared_claims(settings: Settings) -> PreparedClaims:
     return PreparedClaims(plugin_folder(settings.kubelet_dir) / FOLDER, settings.resource)
 
 
-def check_no_devices(settings: Settings, checkpoint_reader: CheckpointReader, cgroups: CgroupProber) -> None:
-    """Refuse to serve claims beside containers that have devices of the device plugin. Blocking.
+def check_no_devices(checkpoint_reader: CheckpointReader, cgroups: CgroupProber) -> None:
+    """Refuse to serve claims beside containers that have devices of the device plugin, of any unit. Blocking.
 
     Raises:
         KindInUseError: there are such containers.
     """
     contents = checkpoint_reader.read()
     entries = contents.entries if contents is not None else ()
-    uids = {entry.uid for entry in entries if entry.resource in {settings.resource, PERCENT_RESOURCE}}
+    uids = {entry.uid for entry in entries if is_card_resource(entry.resource)}
     alive = _find_running(cgroups, uids)
     if alive:
         raise KindInUseError(
@@ -155,7 +155,7 @@ def find_obstacles(settings: Settings, cgroups: CgroupProber) -> list[str]:
     if not os.access(there, os.W_OK):
         found.append(f"CDI files cannot be written to {cdi}")
     try:
-        check_no_devices(settings, CheckpointReader(settings.device_plugin_dir), cgroups)
+        check_no_devices(CheckpointReader(settings.device_plugin_dir), cgroups)
     except DevicePluginError as error:
         found.append(str(error))
     return found

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from allocator.names import PERCENT_RESOURCE, unit_of_resource
+from allocator.names import is_card_resource
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules, NodeTraits, Taint, list_repelling_taints
 from scheduler_plugin.cache.amounts import RESOURCES, Amounts
 from scheduler_plugin.scheduling.pod_affinity import PodAffinityFilter
@@ -207,11 +207,6 @@ def can_be_served_by_claim(resource: str) -> bool:
     """
     domain = resource.rpartition("/")[0]
     return bool(domain) and not domain.endswith("kubernetes.io") and not is_card_resource(resource)
-
-
-def is_card_resource(resource: str) -> bool:
-    """Tell whether a resource is GPU memory: units, or percent of cards."""
-    return resource == PERCENT_RESOURCE or unit_of_resource(resource) is not None
 
 
 def format_taint(taint: Taint) -> str:

@@ -588,12 +588,14 @@ async def test_a_shared_claim_is_of_another_pod_once_its_own_has_ended(
         await world.settled([0, 0], set())
 
 
-async def test_pods_of_the_device_plugin_keep_claims_away() -> None:
+@pytest.mark.parametrize("unit_mib", [1024, 512])
+async def test_pods_of_the_device_plugin_keep_claims_away(unit_mib: int) -> None:
+    """Also where the unit is another one from then on."""
     async with node_world() as world:
         await world.run("a", 2)
         await world.stop_daemon()
         with pytest.raises(KindInUseError, match="1 pods of this node have devices of the device plugin"):
-            await world.spawn_daemon(serve="dra", cdi_dirs=(world.folder / "cdi",))
+            await world.spawn_daemon(serve="dra", cdi_dirs=(world.folder / "cdi",), unit_mib=unit_mib)
 
 
 async def test_mig_instances_are_devices_of_their_own_and_a_claim_names_its_instance(
