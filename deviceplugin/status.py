@@ -57,7 +57,7 @@ class DaemonStatus:
         if self.account.checkpoint_problem is not None:
             reasons.append(self.account.checkpoint_problem)
         reasons += [
-            f"the kubelet's checkpoint has {resource} of pod {uid}, of another unit than ours: has it ended?"
+            f"pod {uid} has {resource}, of another unit than ours: has it ended?"
             for uid, resource in list(self.account.other_unit_pods.resource_by_pod.items())[:1]
         ]
         if self.pod_resources.problem is not None:

@@ -15,6 +15,7 @@ from allocator.claims import ClaimObject, make_claim_path
 from allocator.ids import device_id, device_names, parse_device_id
 from allocator.ledger.charges import charge_cards, charge_compute, charge_pod, charge_pod_compute
 from allocator.ledger.pods import add
+from allocator.names import unit_of_resource
 from deviceplugin.allocation.allocation_service import MakeGrant, container_grant
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject, decode_pod
@@ -242,6 +243,8 @@ class ClaimService:
 
     async def _make_grants(self, claim: PreparedClaim) -> dict[str, ContainerGrant]:
         ids = _divide_ids(claim, claim.shares)
+        # Of another unit are claims of which the daemon is about to say that the unit is not to be changed.
+        unit_mib = unit_of_resource(claim.resource) or self._unit_mib
         by_request: dict[str, list[ClaimShare]] = {}
         for share in claim.shares:
             by_request.setdefault(share.request, []).append(share)
@@ -249,7 +252,7 @@ class ClaimService:
             request: await container_grant(
                 self._make_grant,
                 _add_units(shares),
-                self._unit_mib,
+                unit_mib,
                 [text for share in shares for text in ids[share]],
                 max(share.compute for share in shares),
             )
@@ -419,6 +422,7 @@ class ClaimService:
             ids=_ids_by_container(pod, claim.metadata.name, shares, ids),
             shares=tuple(shares),
             is_for_limits=claim.is_for_limits,
+            resource=self._prepared.resource,
         )
 
     def _choose_ids(self, runtime_uid: str, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:

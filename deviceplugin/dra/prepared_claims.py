@@ -39,6 +39,7 @@ class PreparedClaim(msgspec.Struct, frozen=True):
         ids: device IDs by container of that pod, as in the kubelet's checkpoint.
         shares: what was allocated of which card.
         is_for_limits: the extender wrote it for a pod that asks by its limits.
+        resource: resource of which the IDs are; its name says their unit. Empty in files of older daemons.
     """
 
     uid: str
@@ -49,6 +50,7 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     ids: dict[str, list[str]]
     shares: tuple[ClaimShare, ...]
     is_for_limits: bool = False
+    resource: str = ""
 
     @property
     def units(self) -> dict[str, int]:
@@ -230,6 +232,7 @@ class PreparedClaims:
         """
         is_said = bool(claim.compute) or not claim.is_for_limits
         compute = claim.compute if is_said else None
+        resource = claim.resource or self.resource
         for container, ids in claim.ids.items():
-            yield CheckpointEntry(claim.pod_uid, container, self.resource, frozenset(ids), compute)
+            yield CheckpointEntry(claim.pod_uid, container, resource, frozenset(ids), compute)
             compute = {} if is_said else None

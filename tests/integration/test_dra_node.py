@@ -25,7 +25,7 @@ from deviceplugin.dra import claim_service
 from deviceplugin.dra.cdi_files import CdiFiles
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
 from deviceplugin.enforcement import mps_clients
-from deviceplugin.errors import KindInUseError
+from deviceplugin.errors import KindInUseError, UnitInUseError
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
 from deviceplugin.gpus.nvidia.mps.namespaces import Namespace
 from deviceplugin.gpus.nvidia.mps.service import MpsService
@@ -544,6 +544,18 @@ async def test_a_node_changes_its_kind_drained_only() -> None:
         _claim_file(world).write_bytes(b"{")
         with pytest.raises(KindInUseError, match=f"cannot be read, such as {world.uids['a']}"):
             await world.spawn_daemon(serve="device-plugin")
+
+
+async def test_another_unit_in_use_stops_the_start() -> None:
+    """A claim of few large units would count as few small ones. Its containers keep what they have."""
+    async with dra_world() as world:
+        uid = await world.claim("a", (0, 5))
+        await world.prepare("a")
+        before = world.cdi_specs()
+        await world.stop_daemon()
+        with pytest.raises(UnitInUseError, match=f"pod {uid} holds gpupack.io/gpu-memory-gib.*drain"):
+            await world.spawn_daemon(unit_mib=512, serve="dra", cdi_dirs=(world.cdi,))
+        assert world.cdi_specs() == before
 
 
 async def test_a_pod_of_which_nobody_knows_whether_it_runs_keeps_the_other_kind_away(
