@@ -241,7 +241,7 @@ class Daemon:
             gap_s=settings.publish_gap_s,
             # Not before the kubelet has our devices: a pod that came earlier would fail.
             offers=lambda: self.ready.is_set() and kind.is_right,
-            owns=lambda: self._ownership.owns_node,
+            owns=self._owns_node,
             claims=dict if prepared is None else lambda: prepared.published,
             # A kubelet with no device plugin sets what it finds to 0 when it starts, and would fail the pods
             # that run: it lets them be where the Node lacks the resource.
@@ -335,6 +335,7 @@ class Daemon:
             responses.make_grant,
             metrics.count_call,
             self._on_registered,
+            self._owns_node,
         )
 
     def _make_sampler(
@@ -404,7 +405,11 @@ class Daemon:
             node_name=self._settings.node_name,
             resource=self._settings.resource,
             serves_claims=self._settings.serve == DRA,
+            owns=self._owns_node,
         )
+
+    def _owns_node(self) -> bool:
+        return self._ownership.owns_node
 
     def _startup_taint(self, client: KubeClient, account: LedgerService, own_node: OwnNode) -> StartupTaint:
         return StartupTaint(
@@ -413,7 +418,7 @@ class Daemon:
             own_node,
             node_name=self._settings.node_name,
             resource=None if self._settings.serve == DRA else self._settings.resource,
-            serves=lambda: self._ownership.owns_node and self._publisher.problem is None,
+            serves=lambda: self._owns_node() and self._publisher.problem is None,
         )
 
     async def _end_events(self, recorder: EventRecorder, running: asyncio.Task[None]) -> None:

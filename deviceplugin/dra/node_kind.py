@@ -1,5 +1,6 @@
 """Says on the Node which way its pods get their cards, before any words offer them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -21,6 +22,9 @@ class NodeKindMark:
 
     A kubelet takes no notice of a resource that its Node lacks. A pod that asks for it and has no claim would
     start without a card. Where the Node has 0 of the resource, the kubelet refuses the pod.
+
+    Args:
+        owns: whether the Node is ours to write to.
     """
 
     def __init__(
@@ -32,8 +36,10 @@ class NodeKindMark:
         node_name: str,
         resource: str,
         serves_claims: bool,
+        owns: Callable[[], bool] = lambda: True,
     ) -> None:
         self._client = client
+        self._owns = owns
         self._own_node = own_node
         self._node_name = node_name
         self._resources = (resource, PERCENT_RESOURCE)
@@ -52,7 +58,7 @@ class NodeKindMark:
 
     async def _step(self) -> float | None:
         node = self._own_node.node
-        patch = self._patch(node) if node is not None else None
+        patch = self._patch(node) if node is not None and self._owns() else None
         if patch is None:
             return None
         try:

@@ -55,6 +55,7 @@ class ClaimServing:
         make_grant: MakeGrant,
         observe: Observe,
         on_registered: Callable[[], None],
+        owns_node: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._checkpoint_reader = checkpoint_reader
@@ -80,7 +81,7 @@ class ClaimServing:
             unit_mib=settings.unit_mib,
             card_policy=settings.card_policy,
             driver=source.driver_version,
-            ready=lambda: registrar.is_registered and account.ledger.is_complete,
+            ready=lambda: registrar.is_registered and account.ledger.is_complete and owns_node(),
             gap_s=settings.publish_gap_s,
         )
 

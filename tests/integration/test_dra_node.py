@@ -16,7 +16,7 @@ from pytest_mock import MockerFixture
 from allocator.cards import CardAmounts
 from allocator.ids import device_names
 from allocator.ledger import release
-from allocator.names import COMPUTE_RESOURCE, DRA_API, NODE_HOLDS
+from allocator.names import COMPUTE_RESOURCE, DRA_API, NODE_CORDON, NODE_DAEMON, NODE_HOLDS, NODE_SERVES
 from allocator.packing import read_node
 from allocator.records import Holds, load_holds
 from deviceplugin import container_responses
@@ -532,6 +532,27 @@ async def test_what_the_kubelet_remembers_of_a_stopped_device_plugin_is_left_to_
 
         world.api.patch_node(NODE, {"status": {"allocatable": {GIB: "16"}}})
         await until(lambda: amounts() == ["0", "0"], "nothing that a pod could be given")
+
+
+async def test_who_does_not_own_the_node_writes_neither_slices_nor_its_kind() -> None:
+    """Two daemons with the same --node-name would write over each other's cards again and again."""
+
+    def change(annotations: Mapping[str, str | None]) -> None:
+        world.api.patch_node(NODE, {"metadata": {"annotations": annotations}})
+
+    def annotations() -> Mapping[str, str]:
+        found: Mapping[str, str] = world.api.node(NODE)["metadata"]["annotations"]
+        return found
+
+    async with dra_world() as world:
+        before = world.slices()
+        change({NODE_DAEMON: json.dumps({"owner": {"host": "other"}})})
+        await until(lambda: "claim" in annotations()[NODE_DAEMON], "it asks whether the other is alive")
+        change({NODE_CORDON: card(0), NODE_SERVES: None})
+        await asyncio.sleep(1.0)
+        assert (world.slices(), annotations().get(NODE_SERVES)) == (before, None)
+        change({NODE_DAEMON: None})
+        await until(lambda: NODE_SERVES in annotations() and world.slices() != before, "the Node is its own")
 
 
 async def test_a_node_changes_its_kind_drained_only() -> None:
