@@ -251,7 +251,7 @@ def _claims(settings: Settings) -> Iterator[CheckFinding]:
     if settings.serve == DEVICE_PLUGIN:
         try:
             check_no_claims(settings, cgroups)
-        except (DevicePluginError, OSError) as error:
+        except DevicePluginError as error:
             yield CheckFinding("prepared claims", "bad", str(error), "no daemon starts")
     what, obstacles, unknown = "claims (--serve dra)", find_obstacles(settings, cgroups), ""
     if settings.serve == DRA:

@@ -91,7 +91,7 @@ class ClaimService:
         """Read what an earlier daemon prepared, and write the CDI files again: `/var/run` may be empty.
 
         Raises:
-            OSError: what is prepared cannot be read.
+            CheckpointError: what is prepared cannot be read.
         """
         await asyncio.to_thread(self._prepared.load)
         await self.write_cdi_files()

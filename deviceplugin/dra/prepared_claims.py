@@ -24,7 +24,7 @@ from allocator.ids import parse_device_id
 from allocator.ledger import CheckpointEntry
 from allocator.request import ContainerRequest, PodRequest
 from deviceplugin.dra.claims import ClaimShare
-from deviceplugin.errors import TornCheckpointError
+from deviceplugin.errors import CheckpointError, TornCheckpointError
 from deviceplugin.files import make_folder, remove_file, replace_file
 
 FOLDER: Final = "claims"
@@ -117,10 +117,13 @@ class PreparedClaims:
         """Read what an earlier daemon prepared. Blocking.
 
         Raises:
-            OSError: the folder cannot be created or read, so prepared claims would be lost.
+            CheckpointError: the folder cannot be created or read, so prepared claims would be lost.
         """
-        make_folder(self._folder)
-        self._unread = {path.stem: "" for path in self._folder.iterdir() if path.suffix == ".json"}
+        try:
+            make_folder(self._folder)
+            self._unread = {path.stem: "" for path in self._folder.iterdir() if path.suffix == ".json"}
+        except OSError as error:
+            raise CheckpointError(f"claims in {self._folder} cannot be read: {error}") from error
         self._read_files()
 
     def _read_files(self) -> None:
@@ -131,7 +134,7 @@ class PreparedClaims:
                 claim = _decode(uid, path.read_bytes())
             except FileNotFoundError:
                 del self._unread[uid]
-            except (OSError, ValueError, DeviceIdError) as error:
+            except (OSError, ValueError, RecursionError, DeviceIdError) as error:
                 self._unread[uid] = f"prepared claim {path} cannot be read: {error}"
             else:
                 self._claims[uid] = claim

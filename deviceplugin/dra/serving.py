@@ -97,7 +97,7 @@ class ClaimServing:
 
         Raises:
             KindInUseError: containers run with devices of the device plugin.
-            OSError: what is prepared cannot be read.
+            CheckpointError: what has devices, or what is prepared, cannot be read.
         """
         await asyncio.to_thread(check_no_devices, self._checkpoint_reader, cgroups)
         await self._service.restore()

@@ -10,6 +10,7 @@ import pytest
 
 from deviceplugin.dra.cdi_files import CdiFiles
 from deviceplugin.dra.prepared_claims import PreparedClaims
+from deviceplugin.errors import CheckpointError
 from deviceplugin.files import make_folder, remove_file, replace_file
 from tests.unit.test_claim_status import make_claim
 
@@ -48,6 +49,17 @@ def test_a_prepared_claim_outlasts_a_loss_of_power(tmp_path: Path, events: list[
     events.clear()
     claims.erase("uid-a")
     assert events == ["unlink uid-a.json", "unlink .uid-a.json.new", "sync claims"]
+
+
+def test_prepared_claims_that_cannot_be_read_are_not_none(tmp_path: Path) -> None:
+    (tmp_path / "driver").write_text("")
+    with pytest.raises(CheckpointError, match=r"claims in .*/driver/claims cannot be read: .*File exists"):
+        PreparedClaims(tmp_path / "driver" / "claims", "gpupack.io/gpu-memory-gib").load()
+    claims = PreparedClaims(tmp_path / "claims", "gpupack.io/gpu-memory-gib")
+    claims.load()
+    (tmp_path / "claims" / "uid-a.json").write_text('{"x": ' + "[" * 100_000)
+    claims.load()
+    assert claims.unread_uids == {"uid-a"}
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, events: list[str]) -> None:
