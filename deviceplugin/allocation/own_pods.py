@@ -100,13 +100,14 @@ class OwnPods:
         Also with a lower resourceVersion than was seen: then etcd was restored from an older copy.
         """
         pods = []
-        self.pods_by_uid, self._running = {}, {}
+        known, self.pods_by_uid, self._running = self.pods_by_uid, {}, {}
         self._with_claims = {item.runtime_uid: item for item in items if item.spec.resource_claims}
         self._claims = {uid: request for uid, request in self._claims.items() if uid in self._with_claims}
         self._living = {item.runtime_uid for item in items if not item.has_ended}
         for item in items:
             pod, problem = self._read_pod(item)
-            self._complain(item, problem)
+            if item.metadata.uid not in known:
+                self._complain(item, problem)
             if pod is not None:
                 pods.append(pod)
                 self._keep(item)

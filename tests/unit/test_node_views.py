@@ -72,6 +72,17 @@ def node(version: int, **annotations: str) -> NodeObject:
     return msgspec.json.decode(json.dumps(manifest), type=NodeObject)
 
 
+def test_what_is_wrong_with_a_pod_is_logged_once() -> None:
+    """Lists are asked for again and again, and kubelets write a pod's status as often."""
+    of = pods(account())
+    with capture_logs() as logs:
+        for version in (1, 2, 3):
+            item = pod("a", version, **{"gpupack.io/cards": "x"})
+            of.replace([item], str(version))
+            of.event("MODIFIED", item, str(version))
+    assert [entry["pod"] for entry in logs if entry["log_level"] == "warning"] == ["ns/pod-a"]
+
+
 def test_a_pod_that_also_has_claims_is_accounted_once_the_claim_of_its_limits_is_prepared() -> None:
     """Until then the scheduler counts its limits: a claim that is there says nothing of them."""
     prepared = PreparedClaims(Path("unused"), GIB)
