@@ -1,19 +1,19 @@
 """Bind: assume the cards, send the Binding, and find out its outcome."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from enum import Enum, auto
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import structlog
 
 from allocator.names import POD_ASSIGNED
+from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound, decode_answer
 from kubeapi.events import BUSY_S
 from kubeapi.lease import LeaderStatus
-from kubeapi.object_api import ObjectApi
 from kubeapi.objects import Pod, decode_pod
 from kubeapi.paths import make_pod_path
 from scheduler_plugin.binding.claim_writer import ClaimWriter
@@ -25,21 +25,6 @@ from scheduler_plugin.errors import CommitError
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
-
-
-class BindingApi(ObjectApi, Protocol):
-    """The API server, which also binds; `kubeapi.client.KubeClient` has it."""
-
-    async def bind(
-        self,
-        namespace: str,
-        name: str,
-        uid: str,
-        node: str,
-        annotations: Mapping[str, str],
-        resource_version: str | None = None,
-        timeout_s: float = ...,
-    ) -> None: ...
 
 
 class BindingOutcome(Enum):
@@ -73,7 +58,7 @@ class Binder:
     def __init__(
         self,
         committer: Committer,
-        api: BindingApi,
+        api: KubeClient,
         clock: Callable[[], float],
         timeout_s: float,
         leadership: LeaderStatus,

@@ -43,10 +43,6 @@ class Replay:
     from_s: float
     until_s: float
 
-    @property
-    def gpus(self) -> int:
-        return sum(node.cards for node in self.nodes)
-
 
 def make_replay(
     nodes: Sequence[TraceNode], pods: Sequence[TracePod], load: float | None, max_pods: int, seed: int
