@@ -8,6 +8,11 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def name_cards(numbers: Sequence[int]) -> str:
+    """Name cards by their numbers: "card 3", "cards 0, 1"."""
+    return f"card{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+
+
 def list_some(names: Sequence[str], most: int) -> str:
     """List the first names, and how many more there are: "a, b and 3 more"."""
     more = len(names) - most

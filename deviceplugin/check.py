@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from allocator.texts import count_of
 from deviceplugin.allocation.inventory import cards_in_units, check_units
 from deviceplugin.card_source import make_source
 from deviceplugin.dra.serving import check_no_claims, find_obstacles, find_server_obstacles
@@ -117,7 +118,7 @@ def _supports(source: GpuSource, settings: Settings) -> dict[LimitSupport, list[
 
 
 def _limits(support: LimitSupport, uuids: list[str], settings: Settings) -> CheckFinding:
-    what = f"memory of {len(uuids)} card{'s' if len(uuids) > 1 else ''}"
+    what = f"memory of {count_of(len(uuids), 'card')}"
     if support.can_limit:
         simulated = ", simulated as the cards are" if settings.profile is not None else ""
         return CheckFinding(what, "ok", str(support), f"every container's share is its limit{simulated}")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, urlencode
 
+NAMESPACES_PATH: Final = "/api/v1/namespaces"
 NODES_PATH: Final = "/api/v1/nodes"
 PODS_PATH: Final = "/api/v1/pods"
 
@@ -23,7 +24,7 @@ def make_node_path(name: str) -> str:
 
 
 def make_collection_path(namespace: str, kind: str) -> str:
-    return f"/api/v1/namespaces/{quote_segment(namespace)}/{kind}"
+    return f"{NAMESPACES_PATH}/{quote_segment(namespace)}/{kind}"
 
 
 def make_pod_path(namespace: str, name: str) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from allocator.texts import count_of
 from gpupack.cli.common import cluster_options, exit_on_faults, join_options, print_lines, version_option
 from gpupack.cli.names import complete_nodes
 
@@ -84,9 +85,7 @@ def _describe_outcome(node: str, outcome: "CordonOutcome", *, cordon: bool, dry_
     text = f"node/{node} {card} {outcome.uuid} {'' if outcome.changed else 'already '}"
     text += "cordoned" if cordon else "uncordoned"
     if cordon and outcome.pods:
-        text += (
-            f"; {outcome.pods} pod{'' if outcome.pods == 1 else 's'} there run{'s' * (outcome.pods == 1)} on"
-        )
+        text += f"; {count_of(outcome.pods, 'pod')} there run{'s' * (outcome.pods == 1)} on"
     if outcome.cordoned_with:
         text += f"; it stays cordoned with its card {outcome.cordoned_with}"
     return text + (" (dry run)" if dry_run else "")

@@ -9,6 +9,7 @@ import click
 from allocator.names import PACKED_LAYOUT, PACKED_USED_PREFIX
 from allocator.packing import Layout, read_node
 from allocator.quantity import parse_integer
+from allocator.texts import name_cards
 from gpupack import inventory
 from gpupack.audit import collect_views, find_faults, find_over_committed, list_pod_units
 from gpupack.demo.plain import PodFate, play_plain
@@ -101,13 +102,8 @@ async def _place(cluster: EmbeddedCluster, pods: Shapes) -> list[str]:
         cards = list_pod_units(
             cluster, cluster.nodes[node], cluster.api.pod("default", name)["metadata"]["uid"]
         )
-        _say(name, pods[name], f"{node}, {_cards(cards)}")
+        _say(name, pods[name], f"{node}, {name_cards(sorted(cards))}")
     return list(fates)
-
-
-def _cards(cards: Iterable[int]) -> str:
-    numbers = sorted(cards)
-    return f"card{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _compare(cluster: EmbeddedCluster, running: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from typing import Final
 
 from allocator.quantity import format_memory
+from allocator.texts import name_cards
 from gpupack.inventory.objects import NodesAndPods as TopCluster
 from gpupack.inventory.records import CardRow, PodRow
 from gpupack.inventory.rows import build_rows
@@ -49,8 +50,7 @@ def _explain_no_card(cluster: Cluster, pod: Pod) -> str:
     claimed = next((units for each, units in PodCardUsage(cluster).list_claim_pods(name) if each is pod), {})
     if not claimed:
         return "nobody says on which card it is: the node has not published it yet"
-    numbers = list_card_numbers(cluster, name, claimed)
-    cards = f"{'card' if len(numbers) == 1 else 'cards'} {', '.join(map(str, numbers))}"
+    cards = name_cards(list_card_numbers(cluster, name, claimed))
     return f"{cards} by its ResourceClaims: not prepared yet, or another pod that shares them has the units"
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from allocator.quantity import format_memory
 from allocator.request import PodRequest
-from allocator.texts import count_of
+from allocator.texts import count_of, name_cards
 from gpupack.cordon import match_cards
 from gpupack.errors import InputError
 from gpupack.rebalance.goals import EmptyGoal, StartGoal
@@ -268,16 +268,11 @@ def describe_move(cluster: Cluster, movable: MovablePod, destination: Destinatio
     since = f", running since {movable.record.start_time}" if movable.record.start_time else ""
     text = (
         f"{meta.full_name} ({format_memory(movable.total_units, cluster.unit_mib)}) "
-        f"from {_name_cards(source)} to {_name_cards(goes)}: "
+        f"from node {source.node} {name_cards(source.cards)} to node {goes.node} {name_cards(goes.cards)}: "
         f"evict it, and {movable.owner.kind} {movable.owner.name} replaces it{priority}{since}"
     )
     units = sum(destination.placement.charge.values())
     return Move(meta.namespace, meta.name, units, source, goes, text)
-
-
-def _name_cards(place: NodeCards) -> str:
-    cards = "card" if len(place.cards) == 1 else "cards"
-    return f"node {place.node} {cards} {', '.join(map(str, place.cards))}"
 
 
 def _find_cards(cluster: Cluster, what: str) -> frozenset[Card]:

@@ -13,7 +13,7 @@ from gpupack.errors import InputError
 from gpupack.teams import AUDIENCE, MEMBER, PORT, SERVICE, TOKEN_HEADER
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, Forbidden, Invalid, KubeApiError, NotFound, ServerError
-from kubeapi.paths import make_collection_path, quote_segment
+from kubeapi.paths import make_collection_path
 
 TOKEN_S: Final = 600
 """Lifetime of a token, the shortest that the API server gives."""
@@ -82,7 +82,7 @@ async def make_member_token(client: KubeClient, namespace: str) -> str:
         NotFound: the namespace has no such ServiceAccount.
         KubeApiError: no server.
     """
-    path = f"/api/v1/namespaces/{quote_segment(namespace)}/serviceaccounts/{MEMBER}/token"
+    path = f"{make_collection_path(namespace, 'serviceaccounts')}/{MEMBER}/token"
     body = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",

@@ -45,7 +45,7 @@ from kubeapi.objects import (
     NodeSystemInfo,
     ServerVersion,
 )
-from kubeapi.paths import NODES_PATH, make_collection_path, make_pod_path, quote_segment
+from kubeapi.paths import NAMESPACES_PATH, NODES_PATH, make_collection_path, make_pod_path, quote_segment
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -387,7 +387,7 @@ class Verifier:
         name = self.options.namespace
         self._created = True
         try:
-            await self.client.post("/api/v1/namespaces", make_namespace(name, self.run_id))
+            await self.client.post(NAMESPACES_PATH, make_namespace(name, self.run_id))
         except Conflict as error:
             self._created = False
             raise InputError(
@@ -632,7 +632,7 @@ class Verifier:
             return
         self._ends = self.clock() + UNDO_S
         name = self.options.namespace
-        path = f"/api/v1/namespaces/{quote_segment(name)}"
+        path = f"{NAMESPACES_PATH}/{quote_segment(name)}"
 
         async def gone() -> bool | None:
             try:

@@ -17,7 +17,7 @@ from gpupack.whatif.events import PodEvent, PodEvents, format_events
 from gpupack.whatif.objects import waits_in_queue
 from gpupack.whatif.queue_rules import QueueRules, read_rules
 from kubeapi.objects import Namespace, Node, Pod, PodDisruptionBudget, PodGroup, decode_pod
-from kubeapi.paths import NODES_PATH, PODS_PATH, make_collection_path, make_service_path
+from kubeapi.paths import NAMESPACES_PATH, NODES_PATH, PODS_PATH, make_collection_path, make_service_path
 from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH
 from scheduler_plugin.cache.pod_groups import (
     COSCHEDULING,
@@ -226,7 +226,7 @@ async def _read_queue(client: "KubeClient") -> QueueRules | str:
     try:
         raw = await client.get(make_service_path(*_QUEUE, "configuration"))
         served = msgspec.json.decode(raw, type=DecisionSettings)
-        found = await list_all(client, "/api/v1/namespaces", Namespace, "namespaces")
+        found = await list_all(client, NAMESPACES_PATH, Namespace, "namespaces")
         return read_rules(served, {each.metadata.name: each.metadata.labels or {} for each in found})
     except (KubeApiError, InputError, *UNREADABLE) as error:
         return f"cannot be asked: {error}"

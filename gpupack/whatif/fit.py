@@ -19,6 +19,7 @@ from allocator.names import (
 )
 from allocator.quantity import canonical
 from allocator.request import MAX_UNITS, WHOLE, PodRequest, parse_pod
+from allocator.texts import count_of
 from gpupack.errors import InputError
 from gpupack.whatif.answers import FitAnswer, FitCount, NodePods
 from gpupack.whatif.cluster import Cluster
@@ -113,11 +114,10 @@ def build_request(ask: FitQuestion, resource: str) -> PodRequest:
 def _check_amount(ask: FitQuestion, units: int) -> None:
     if not 1 <= units <= MAX_UNITS:
         raise InputError(f"{units} units; allowed: 1 to {MAX_UNITS}")
-    each, what = f"{units} {'percent' if ask.percent else 'units'}", f"{ask.cards} cards"
+    each, what = f"{units} {'percent' if ask.percent else 'units'}", count_of(ask.cards, "card")
     if ask.cards > 1 and units % ask.cards:
         raise InputError(f"{each} on {what}; allowed: a multiple of the number of cards")
     if ask.percent and units > WHOLE * ask.cards > 0:
-        what = "1 card" if ask.cards == 1 else what
         raise InputError(f"{each} on {what}; allowed: at most {WHOLE * ask.cards}")
 
 

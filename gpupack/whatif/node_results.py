@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from allocator.quantity import format_memory
+from allocator.texts import count_of
 from gpupack.whatif.answers import ClosestNode, NodeGroup
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements
@@ -274,10 +275,7 @@ class _Sentences:
         if not most:
             with_most = f"the closest node has {demand.cards} with {free}"
             return f"no card of any node has {each} free, asked are {demand.cards}; {with_most}"
-        return (
-            f"at most {most} {'card' if most == 1 else 'cards'} of a node have {each} free, "
-            f"asked are {demand.cards}"
-        )
+        return f"at most {count_of(most, 'card')} of a node have {each} free, asked are {demand.cards}"
 
     def _compute_not_free(self, _rows: RowArray, best: ClosestNode | None, _asked: int) -> str:
         demands = self._query.request.demands
@@ -321,7 +319,7 @@ class _Sentences:
             return f"{wanted} do not fit together on any node, even with all of its healthy cards empty"
         enough = self._count_most_cards(rows, sizes) if len(demands) == 1 else 0
         if enough:
-            cards_of = f"{enough} healthy {'card' if enough == 1 else 'cards'} of a node"
+            cards_of = f"{count_of(enough, 'healthy card')} of a node"
             return f"at most {cards_of} can hold {format_amount(demands[0], self._unit)}, asked are {most}"
         return f"the largest healthy card has {format_memory(int(sizes.max()), self._unit)}, asked {wanted}"
 

@@ -8,7 +8,7 @@ import msgspec
 from allocator.names import BATCH_SCHEDULER
 from kubeapi.client import KubeClient
 from kubeapi.objects import Job, KubeObject, Namespace, Node, Pod
-from kubeapi.paths import PODS_PATH
+from kubeapi.paths import NAMESPACES_PATH, PODS_PATH
 from kubeapi.reflect import Kind, Reflector, Sink
 from scheduler_plugin.cache.pod_groups import GroupKey, find_coscheduling_key
 from scheduler_plugin.cache.watcher import Watcher
@@ -140,7 +140,7 @@ def watch_jobs(client: KubeClient, sink: JobSink, clock: Callable[[], float]) ->
 def watch_namespaces(
     client: KubeClient, sink: NamespaceSink, clock: Callable[[], float]
 ) -> Reflector[Namespace]:
-    return Reflector(client, "/api/v1/namespaces", Namespace, sink, clock=clock)
+    return Reflector(client, NAMESPACES_PATH, Namespace, sink, clock=clock)
 
 
 class WholePod(KubeObject):
