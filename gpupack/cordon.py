@@ -160,7 +160,8 @@ def _named(
 def match_cards(text: str, names: Sequence[Sequence[str]]) -> list[int]:
     """Find which cards a text may mean; `names` is what each is called, its UUID last, empty for none."""
     exact = [card for card, known in enumerate(names) if text and text in known]
-    return exact or [card for card, known in enumerate(names) if text and known[-1].startswith(text)]
+    begins = text and not text.isdigit()  # a number is that of a card, and never the beginning of a UUID
+    return exact or [card for card, known in enumerate(names) if begins and known[-1].startswith(text)]
 
 
 def _pods(annotations: Mapping[str, str], cards: Sequence[CardRecord]) -> Counter[str]:

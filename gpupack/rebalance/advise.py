@@ -277,7 +277,7 @@ def describe_move(cluster: Cluster, movable: MovablePod, destination: Destinatio
 
 def _find_cards(cluster: Cluster, what: str) -> frozenset[Card]:
     """Find a node's cards by its name, those of NODE/NUMBER, or one by its UUID or the beginning of that."""
-    names: dict[Card, tuple[str, ...]] = {}
+    names: dict[Card, tuple[str, str, str]] = {}
     for name, record in cluster.state.node_records.items():
         uuids = record.uuids or [""] * len(record.sizes)
         for card, uuid in enumerate(uuids):
@@ -289,7 +289,9 @@ def _find_cards(cluster: Cluster, what: str) -> frozenset[Card]:
     if what in cluster.nodes:
         raise InputError(f"node {what} has no cards that gpupack knows")
     problem = f"the beginning of {len(found)} UUIDs" if found else "no node and no card"
-    raise InputError(f"{what} is {problem}; allowed: a node, NODE/NUMBER, or a card's UUID or its beginning")
+    there = dict.fromkeys(number for name, number, _ in names.values() if what.startswith(f"{name}/"))
+    allowed = ", ".join(there) or "a node, NODE/NUMBER, or a card's UUID or its beginning"
+    raise InputError(f"{what} is {problem}; allowed: {allowed}")
 
 
 def _list_pods_on_cards(

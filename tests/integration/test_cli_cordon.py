@@ -196,6 +196,12 @@ def test_an_index_that_several_instances_share_is_no_name():
         decide_change("n1", {NODE_CARDS: dump_cards(cards)}, CordonRequest(True, ("0",)))
 
 
+def test_a_number_is_never_the_beginning_of_a_uuid():
+    cards = [CardRecord("1f00-a", 0, "", 9728, 0, True)]
+    with pytest.raises(InputError, match=r'"1" is no card of node n1; allowed: .* of 0 1f00-a$'):
+        decide_change("n1", {NODE_CARDS: dump_cards(cards)}, CordonRequest(True, ("1",)))
+
+
 INSTANCES = [
     CardRecord(uuid, 0, "MIG 1g.10gb", 9728, 0, True, parent="GPU-x1") for uuid in ("MIG-a", "MIG-b")
 ]

@@ -241,7 +241,7 @@ def test_a_gated_pod_says_which_queue():
         (["advise", "--for", "8y2"], "allowed: UNITS or UNITSxN"),
         (["advise", "--for", "8x10000"], "with UNITS up to 999999 and N up to 9999"),
         (["advise", "--empty", "gpu-z"], "gpu-z is no node and no card"),
-        (["advise", "--empty", "gpu-a/7"], "gpu-a/7 is no node and no card; allowed: a node, NODE/NUMBER"),
+        (["advise", "--empty", "gpu-a/7"], "gpu-a/7 is no node and no card; allowed: gpu-a/0, gpu-a/1\n"),
         (["advise", "--empty", "GPU-gpu-a"], "GPU-gpu-a is the beginning of 2 UUIDs; allowed: a node"),
         (["advise", "--empty", ""], "is no node and no card"),
         (["simulate", "--nodes", "x"], "--nodes with a cluster"),
