@@ -288,6 +288,7 @@ def held_claims(world: DraWorld) -> Holds:
 async def test_the_compute_of_a_claim_counts_once_on_each_of_its_cards(mocker: MockerFixture) -> None:
     """Also where two containers share its cards; it is published, said to what holds it, and kept on disk."""
     granted = mocker.spy(container_responses.ContainerResponses, "make_grant")
+    mocker.patch.object(release, "CGROUP_GRACE_S", 0.5)
     both = [{"name": name, "image": "x", "resources": {"claims": [{"name": "c"}]}} for name in ("one", "two")]
     async with dra_world(8, 8) as world:
         (found,) = world.slices()
@@ -597,6 +598,7 @@ async def test_a_shared_claim_is_of_another_pod_once_its_own_has_ended(
 ) -> None:
     """Words, status and the other kind of daemon know of it."""
     monkeypatch.setattr(claim_service, "SHARERS_LOOK_S", 0.05)
+    monkeypatch.setattr(release, "CGROUP_GRACE_S", 0.5)
     async with dra_world(8, 16) as world:
         first = await world.claim("a", (0, 2), (0, 3), (1, 5))
         second = await world.share("a", "second")
@@ -882,6 +884,7 @@ async def test_a_claim_is_let_go_after_the_call_that_the_kubelet_gave_up(
         written.set()
 
     monkeypatch.setattr(PreparedClaims, "write", slow)
+    monkeypatch.setattr(release, "CGROUP_GRACE_S", 0.5)
     async with dra_world(8, 8) as world:
         await world.claim("a", (0, 6))
         preparing = asyncio.create_task(world.prepare("a"))
