@@ -234,7 +234,6 @@ def share_of_compute(mib: int, size_mib: int) -> int:
 
 
 def containers_by_card(accounts: NodeAccounts) -> Counter[str]:
-    """Count the containers with a part of each card, in the checkpoint or just granted, once each."""
-    given = (ids for pod in accounts.pods.values() for ids in pod.given_ids.values())
-    firsts = (next(iter(ids), "") for ids in given)
-    return Counter(accounts.card_of.get(first, "") for first in firsts)
+    """Count by card the containers that have a part of it alone, in the checkpoint or just granted."""
+    given = (accounts.cards_of([ids]) for pod in accounts.pods.values() for ids in pod.given_ids.values())
+    return Counter(next(iter(cards)) for cards in given if len(cards) == 1)

@@ -493,6 +493,14 @@ def test_a_card_with_all_its_clients_is_full_until_one_ends(tmp_path: Path) -> N
     assert ledger.used() == (3, 0)
 
 
+def test_a_container_of_several_cards_is_no_client_of_any(tmp_path: Path) -> None:
+    world = World(tmp_path, 16, 16, clients=1)
+    both = ids("c0", 0) | ids("c1", 0)
+    assert client_envs(asyncio.run(world.sharing.make_grant({"c0": 1024, "c1": 1024}, 0, both))) == {}
+    world.hold(0, both)
+    assert world.node.ledger.used() == (1, 1)
+
+
 def test_percent_counts_like_units(tmp_path: Path) -> None:
     world = World(tmp_path, 16, clients=1)
     percent = tuple(text for text in world.node.percent.list_devices() if text.startswith("c0::"))[:50]
