@@ -7,8 +7,7 @@ holds it to the answers of the real one.
 
 import copy
 import json
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Self
@@ -29,17 +28,10 @@ NAMES = ("default", "kube-system", SYSTEM_NAMESPACE)
 class ApiServer:
     """The stand-in: start it, point clients at `url`, look inside with the helpers."""
 
-    def __init__(
-        self, *, now: Callable[[], datetime] = lambda: datetime.now(UTC), seed: int | None = None
-    ) -> None:
-        """Make an empty cluster.
-
-        Args:
-            now: time of day for objects.
-            seed: makes UIDs and generated names repeat.
-        """
+    def __init__(self, *, seed: int | None = None) -> None:
+        """Make an empty cluster; a seed makes UIDs and generated names repeat."""
         self.store = Store()
-        self._writer = Writer(self.store, now, Random(seed))  # noqa: S311  (names, not secrets)
+        self._writer = Writer(self.store, Random(seed))  # noqa: S311  (names, not secrets)
         self.http = Handlers(self.store, self._writer)
         self._runner: web.AppRunner | None = None
         self._site: web.TCPSite | None = None

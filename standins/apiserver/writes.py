@@ -1,12 +1,12 @@
 """Create, update, delete and bind on the stand-in's store; no HTTP here."""
 
 import copy
+import time
 import uuid
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
+from kubeapi.metadata import format_time
 from kubeapi.objects import TERMINAL_PHASES
 from standins.apiserver import rules
 from standins.apiserver.patch import apply_patch
@@ -35,14 +35,12 @@ _SYSTEM_FIELDS = ("creationTimestamp", "deletionTimestamp", "deletionGracePeriod
 class Writer:
     """Every way to change the store, with the API server's rules."""
 
-    def __init__(self, store: Store, now: Callable[[], datetime], random: Random) -> None:
+    def __init__(self, store: Store, random: Random) -> None:
         self._store = store
-        self._now = now
         self._random = random
 
     def stamp(self, later_s: float = 0.0) -> str:
-        when = self._now().astimezone(UTC) + timedelta(seconds=later_s)
-        return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return format_time(time.time() + later_s)
 
     def found(self, resource: Resource, key: Key) -> StoredEntry:
         entry = self._store.get(resource, key)
