@@ -125,7 +125,7 @@ class BatchCommitter:
         state, now = self._binder.committer.state, self._binder.clock()
         record = state.pods.get(pod.uid)
         refused = partial(PodResult, pod.uid, CommitOutcome.REFUSED)
-        if record is not None and record.charged is None and not record.error:
+        if record is not None and not record.asks_for_cards:
             return refused(why="it asks for no card")
         if why := self._checks.explain_batch_refusal(pod.uid):
             return refused(why=why)
