@@ -80,8 +80,7 @@ class LiveCluster:
             self.put_pod(pod)
             listed.add(pod.metadata.uid)
         for groups in (self.pod_groups, self.coscheduling_groups):
-            for uid in groups.member_uids - listed:
-                groups.remove_member(uid)
+            groups.remove_other_members(listed)
 
     def put_pod(self, pod: Pod) -> None:
         self.pods = self.pods if self.pods is not None else {}

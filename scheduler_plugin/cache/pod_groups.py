@@ -8,6 +8,7 @@ https://github.com/kubernetes-sigs/scheduler-plugins, pkg/coscheduling.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
@@ -138,10 +139,6 @@ class PodGroups(Generic[P]):
             return ""
         return f"{name} has priority {own}, and a pod of it {other}: kube-scheduler starts no such group"
 
-    @property
-    def member_uids(self) -> set[str]:
-        return set(self._keys)
-
     def get_members(self, key: GroupKey) -> Mapping[str, P]:
         """Return the pods that name a PodGroup, by UID: waiting, bound and ended ones."""
         return self._members.get(key, _NOBODY)
@@ -167,6 +164,10 @@ class PodGroups(Generic[P]):
             if key in self._deleted:
                 self._deleted.remove(key)
                 del self._groups[key]
+
+    def remove_other_members(self, listed: AbstractSet[str]) -> None:
+        for uid in self._keys.keys() - listed:
+            self.remove_member(uid)
 
     def put_group(self, group: PodGroup) -> Collection[GroupKey]:
         before = self._groups.get(group.key)

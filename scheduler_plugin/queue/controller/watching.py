@@ -63,8 +63,7 @@ class QueueFeed:
 
     def _replace_pods(self, pods: Sequence[Pod]) -> None:
         listed = {pod.metadata.uid for pod in pods}
-        for uid in self._groups.member_uids - listed:
-            self._groups.remove_member(uid)
+        self._groups.remove_other_members(listed)
         for uid in [uid for uid in self._queue.known_uids if uid not in listed]:
             self._queue.delete_pod(uid, self._clock())
         known = set(self._queue.known_uids)
