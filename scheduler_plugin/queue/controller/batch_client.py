@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final
 
 import aiohttp
 
@@ -28,12 +28,6 @@ class CommitFailedError(Exception):
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
         self.sent = sent
-
-
-class BatchCommitClient(Protocol):
-    """The committer as the controller needs it."""
-
-    async def commit(self, call: CommitCall) -> Sequence[PodResult]: ...
 
 
 SLACK_S: Final = 5.0

@@ -9,7 +9,7 @@ from scheduler_plugin.binding.batch_protocol import (
     PodCandidates,
     PodResult,
 )
-from scheduler_plugin.queue.controller.batch_client import BatchCommitClient, CommitFailedError
+from scheduler_plugin.queue.controller.batch_client import CommitFailedError, CommitterClient
 from scheduler_plugin.queue.controller.writer import WriteOutcome, WriteResult
 from scheduler_plugin.queue.scheduler.admission import AdmittedPod, AdmittedWorkload
 from scheduler_plugin.queue.scheduler.queue import Queue
@@ -32,7 +32,7 @@ class Handed:
 class Handover:
     """Hands admissions to the committer."""
 
-    def __init__(self, queue: Queue, client: BatchCommitClient | None) -> None:
+    def __init__(self, queue: Queue, client: CommitterClient | None) -> None:
         self._queue = queue
         self._client = client
         self._candidates: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}

@@ -14,7 +14,7 @@ from kubeapi.events import BUSY_S
 from scheduler_plugin.queue.cache.lending import sort_by_launch_order
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue, RequeueWrite
 from scheduler_plugin.queue.config.queues import QueueConfig, explain_overcommit
-from scheduler_plugin.queue.controller.batch_client import BatchCommitClient
+from scheduler_plugin.queue.controller.batch_client import CommitterClient
 from scheduler_plugin.queue.controller.batch_handover import Handed, Handover
 from scheduler_plugin.queue.controller.explainer import EventSink, Explainer
 from scheduler_plugin.queue.controller.writer import PodWriter, WriteOutcome, WriteResult
@@ -75,7 +75,7 @@ class Controller:
         clock: Callable[[], float],
         ready: Callable[[], bool],
         decided: Callable[[float], None] = lambda _seconds: None,
-        batch: BatchCommitClient | None = None,
+        batch: CommitterClient | None = None,
     ) -> None:
         self.queue = queue
         self.counts = QueueCounts()
