@@ -22,10 +22,9 @@ from kubeapi.bounded_yaml import load_yaml
 from kubeapi.names import LABEL_KEY, LABEL_VALUE, is_label_key, is_label_value
 from kubeapi.objects import Node, Pod
 from kubeapi.selectors import HOSTNAME, Taint
-from scheduler_plugin.cache.amounts import NOTHING, Amounts, sum_amounts
+from scheduler_plugin.cache.amounts import NOTHING, Amounts, read_amount, sum_amounts
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.empty_nodes import make_empty_node
-from scheduler_plugin.cache.node_records import read_amount
 from scheduler_plugin.cache.pods import is_other_resource
 from scheduler_plugin.scheduling.node_fit import DEFAULT_MAX_PODS
 from scheduler_plugin.scheduling.scratch_node import ScratchNode

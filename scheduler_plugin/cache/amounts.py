@@ -1,9 +1,10 @@
 """What a pod asks of a node besides the choice of cards, and what a node has of it. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from typing import Final, NamedTuple
 
+from allocator.errors import QuantityError
 from allocator.names import PERCENT_RESOURCE
 from allocator.request import PodRequest
 
@@ -111,3 +112,11 @@ NOT_COUNTED: Final = 1 << 60
 
 def sum_amounts(amounts: Iterable[Amounts], start: Amounts = NOTHING) -> Amounts:
     return reduce(Amounts.add, amounts, start)
+
+
+def read_amount(value: str | int | None, parse: Callable[[str | int], int]) -> int:
+    """Read an amount; what cannot be read, or is not there, counts as 0."""
+    try:
+        return 0 if value is None else max(0, parse(value))
+    except QuantityError:
+        return 0

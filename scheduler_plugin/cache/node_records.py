@@ -1,12 +1,11 @@
 """The records of nodes by name, and the update of the arrays derived from them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from allocator.errors import QuantityError
 from allocator.names import OWN_PREFIX, PERCENT_RESOURCE
 from allocator.quantity import recall_bytes, recall_integer, recall_milli
-from scheduler_plugin.cache.amounts import NOT_COUNTED, Amounts
+from scheduler_plugin.cache.amounts import NOT_COUNTED, Amounts, read_amount
 from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.pods import is_other_resource
@@ -121,14 +120,6 @@ def _parse_capacity(
         NOT_COUNTED if serves_claims else read_amount(has.get(PERCENT_RESOURCE), recall_integer),
         tuple(sorted(item for item in others if item[1])),
     )
-
-
-def read_amount(value: str | int | None, parse: Callable[[str | int], int]) -> int:
-    """Read an amount that a Node offers; what cannot be read, or is not there, counts as 0."""
-    try:
-        return 0 if value is None else max(0, parse(value))
-    except QuantityError:
-        return 0
 
 
 def _raise_error(_name: str, error: Exception) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from allocator.errors import QuantityError, RequestError
+from allocator.errors import RequestError
 from allocator.names import (
     BATCH_SCHEDULER,
     COMPUTE_RESOURCE,
@@ -30,7 +30,7 @@ from allocator.records import Assignment, load_assigned, read_own_allocation
 from allocator.request import PodRequest, parse_admitted
 from kubeapi.metadata import parse_resource_version, parse_time
 from kubeapi.objects import Container, Pod, ResourceList, ResourceRequirements
-from scheduler_plugin.cache.amounts import Amounts, ResourceAmounts
+from scheduler_plugin.cache.amounts import Amounts, ResourceAmounts, read_amount
 from scheduler_plugin.cache.gang_names import parse_gang_size, read_gang_key
 
 STANDARD_RESOURCES: Final = frozenset({"cpu", "memory", "pods"})
@@ -343,7 +343,7 @@ def sum_other_requests(pod: Pod) -> ResourceAmounts:
     """Add up what a pod requests of each further resource, as `sum_host_requests` does. No amount is 0."""
     spec = pod.spec
     lists = [spec.overhead, *_list_amounts(spec.resources)]
-    for container in (*(spec.containers or ()), *(spec.init_containers or ())):
+    for container in spec.all_containers:
         lists += _list_amounts(container.resources)
     names = {name for amounts in lists for name in amounts or () if is_other_resource(name)}
     if not names:
@@ -391,7 +391,7 @@ def is_resized(pod: Pod) -> bool:
         return True
     asked = {
         container.name: (container.resources.requests if container.resources is not None else None) or {}
-        for container in (*(pod.spec.containers or ()), *(pod.spec.init_containers or ()))
+        for container in pod.spec.all_containers
     }
     return any(
         amounts is not None and amounts != asked.get(each.name)
@@ -473,13 +473,7 @@ def _merge_requests(resources: ResourceRequirements | None) -> dict[str, str | i
 def _read_amount(
     amounts: dict[str, str | int] | None, resource: str, parse: Callable[[str | int], int]
 ) -> int:
-    value = amounts.get(resource) if amounts else None
-    if value is None:
-        return 0
-    try:
-        return min(max(0, parse(value)), MAX_REQUESTED)
-    except QuantityError:
-        return 0
+    return min(read_amount(amounts.get(resource) if amounts else None, parse), MAX_REQUESTED)
 
 
 def _read_cards(annotations: dict[str, str], uid: str) -> tuple[Assignment | None, Assignment | None]:
