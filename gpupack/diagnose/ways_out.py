@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 from allocator.names import (
     COMPUTE_RESOURCE,
@@ -242,46 +242,26 @@ def _model(what_if: WhatIf, node: str) -> str:
 
 def _other_nodes(what_if: WhatIf, results: NodeResults) -> Iterator[WayOut]:
     """Find nodes that have the cards but are kept from the pod by taints, selectors or a cordon."""
-    reasons = {rejection.reason for rejection in results.rejections.values()}
     requirements, tolerates = what_if.requirements, what_if.requirements.tolerates
-    if TAINT in reasons:
-        tolerant = replace(
-            what_if,
-            requirements=replace(
-                requirements, tolerates=lambda taint: not taint.key.startswith(SYSTEM) or tolerates(taint)
-            ),
+
+    def find(reason: str, **changed: Any) -> list[str]:
+        other = replace(what_if, requirements=replace(requirements, **changed))
+        return other.rank_nodes(only=_rows(what_if, results, reason))[:1]
+
+    for node in find(TAINT, tolerates=lambda taint: not taint.key.startswith(SYSTEM) or tolerates(taint)):
+        taint = ", ".join(what_if.cluster.kube_checks.list_repelling_taints(node, requirements))
+        has = f"node {node} has the cards{_for(what_if)}"
+        yield WayOut(
+            "toleration", f"{has}: it takes the pod once the pod tolerates {taint}", node=node, taint=taint
         )
-        for node in tolerant.rank_nodes(only=_rows(what_if, results, TAINT))[:1]:
-            taint = ", ".join(what_if.cluster.kube_checks.list_repelling_taints(node, requirements))
-            yield WayOut(
-                "toleration",
-                f"node {node} has the cards{_for(what_if)}: it takes the pod once the pod tolerates {taint}",
-                node=node,
-                taint=taint,
-            )
-    if SELECTOR in reasons:
-        free = replace(what_if, requirements=replace(requirements, rules=NodeRules()))
-        for node in free.rank_nodes(only=_rows(what_if, results, SELECTOR))[:1]:
-            yield WayOut(
-                "node-selector",
-                f"node {node} has the cards{_for(what_if)}: "
-                "the pod's nodeSelector or node affinity keeps it off",
-                node=node,
-            )
-    if CORDONED in reasons:
-        tolerant = replace(
-            what_if,
-            requirements=replace(
-                requirements, tolerates=lambda taint: taint == UNSCHEDULABLE or tolerates(taint)
-            ),
+    for node in find(SELECTOR, rules=NodeRules()):
+        has = f"node {node} has the cards{_for(what_if)}"
+        yield WayOut(
+            "node-selector", f"{has}: the pod's nodeSelector or node affinity keeps it off", node=node
         )
-        for node in tolerant.rank_nodes(only=_rows(what_if, results, CORDONED))[:1]:
-            yield WayOut(
-                "uncordon",
-                f"node {node} has the cards{_for(what_if)} and is cordoned: "
-                f"`kubectl uncordon {node}` opens it",
-                node=node,
-            )
+    for node in find(CORDONED, tolerates=lambda taint: taint == UNSCHEDULABLE or tolerates(taint)):
+        has = f"node {node} has the cards{_for(what_if)}"
+        yield WayOut("uncordon", f"{has} and is cordoned: `kubectl uncordon {node}` opens it", node=node)
 
 
 def _rows(what_if: WhatIf, results: NodeResults, reason: str) -> RowArray:
