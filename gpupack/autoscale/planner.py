@@ -133,7 +133,7 @@ class _Outcomes:
                 self.note(pod, Outcome.GATED)
             elif pod.record.nominated:
                 self.note(pod, Outcome.RESERVED)
-            elif not pod.is_unschedulable:
+            elif not pod.pod.status.is_unschedulable:
                 self.note(pod, Outcome.NOT_TRIED)
             else:
                 unschedulable.append(pod)

@@ -64,10 +64,6 @@ class WaitingPod:
         """Sort the pod as schedulers do: the most important first, then the oldest."""
         return (-self.record.priority, self.pod.metadata.created_at, self.pod.full_name)
 
-    @property
-    def is_unschedulable(self) -> bool:
-        return self.pod.status.is_unschedulable
-
 
 @dataclass(eq=False)
 class EquivalentPods:
