@@ -1,7 +1,8 @@
 """Counts how many pods of a size fit, and where: now, and after a change."""
 
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -190,15 +191,9 @@ def count_fit(
     nodes, hosts = cluster.state.nodes, cluster.kube_checks
     taints_of = hosts.list_repelling_taints if requirements is None else _repels_nobody
     requirements = require_of_any_pod() if requirements is None else requirements
-    query = cluster.policies.make_request(nodes, request, requirements.amounts)
+    query = cluster.make_query(request, requirements)
     rows = cluster.keep_accepted_rows(cluster.rows, hosts.find_rejections(requirements))
-    names = [nodes.names[row] for row in rows.tolist()]
-    most = {name: count_alike(requirements, request, hosts.get_left(name)) for name in names}
-    numbers = keep_apart(
-        cluster.nodes,
-        find_apart_keys(requirements, requirements),
-        count_fit_by_node(cluster, query, rows, most),
-    )
+    numbers = count_by_node(cluster, query, requirements, rows)
     plain = require_of_plain_pod()
     found = tuple(
         NodePods(name, pods, tuple(taints_of(name, plain))) for name, pods in sorted(numbers.items()) if pods
@@ -236,7 +231,26 @@ def _repels_nobody(_name: str, _requirements: HostRequirements) -> list[str]:
     return []
 
 
-def count_fit_by_node(
+def count_by_node(
+    cluster: Cluster,
+    query: SchedulingRequest,
+    requirements: HostRequirements,
+    rows: RowArray,
+    most: int = sys.maxsize,
+    leaving: Collection[str] = (),
+) -> dict[str, int]:
+    """Count how many equal pods each node takes once pods of these UIDs are gone, at most so many each."""
+    names = (cluster.state.nodes.names[row] for row in rows.tolist())
+    hosts = cluster.kube_checks
+    rooms = {
+        name: min(most, count_alike(requirements, query.request, hosts.get_left(name, leaving)))
+        for name in names
+    }
+    counts = _count_by_cards(cluster, query, rows, rooms)
+    return keep_apart(cluster.nodes, find_apart_keys(requirements, requirements), counts)
+
+
+def _count_by_cards(
     cluster: Cluster, query: SchedulingRequest, rows: RowArray, most: Mapping[str, int]
 ) -> Counter[str]:
     """Count how many pods each node takes, by the card policy; at most so many as `most` says.

@@ -6,13 +6,10 @@ from itertools import product
 
 from allocator.errors import RequestError, shown
 from gpupack.whatif.cluster import Cluster, read_requested_unit
-from gpupack.whatif.fit import count_fit_by_node
 from gpupack.whatif.kube_checks import (
     HostRequirements,
-    count_alike,
     find_apart_keys,
     find_places,
-    keep_apart,
     wants_near,
 )
 from kubeapi.objects import Pod
@@ -277,23 +274,3 @@ def _make_scratch_node(cluster: Cluster, name: str, leaving: Collection[str]) ->
     nodes = cluster.state.nodes
     left = cluster.kube_checks.get_left(name, leaving)
     return ScratchNode(build_cards(nodes, nodes.rows[name]), left)
-
-
-def count_at_once(
-    cluster: Cluster,
-    query: SchedulingRequest,
-    requirements: HostRequirements,
-    rows: RowArray,
-    most: int,
-    leaving: Collection[str] = (),
-) -> int:
-    """Count the equal pods that fit at once, up to a limit."""
-    names = [cluster.state.nodes.names[row] for row in rows.tolist()]
-    hosts = cluster.kube_checks
-    rooms = {
-        name: min(most, count_alike(requirements, query.request, hosts.get_left(name, leaving)))
-        for name in names
-    }
-    numbers = count_fit_by_node(cluster, query, rows, rooms)
-    apart_keys = find_apart_keys(requirements, requirements)
-    return min(most, sum(keep_apart(cluster.nodes, apart_keys, numbers).values()))

@@ -10,7 +10,8 @@ from allocator.place import Placement
 from allocator.podcards import ByPosition, published_units
 from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import GangMembers, can_fit_together, count_at_once, find_rows
+from gpupack.whatif.fit import count_by_node
+from gpupack.whatif.gangs import GangMembers, can_fit_together, find_rows
 from gpupack.whatif.kube_checks import HostRequirements
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import RowArray
@@ -88,7 +89,8 @@ class WhatIf:
         return not self.others or can_fit_together(self.cluster, (mine, *self.others), leaving)
 
     def _count_at_once(self, rows: RowArray, leaving: Collection[str]) -> int:
-        return count_at_once(self.cluster, self.query, self.requirements, rows, self.pods, leaving)
+        counts = count_by_node(self.cluster, self.query, self.requirements, rows, self.pods, leaving)
+        return min(self.pods, sum(counts.values()))
 
     def filter_rows(self, rows: RowArray) -> RowArray:
         """Keep the rows whose cards take one such pod, in their order."""
