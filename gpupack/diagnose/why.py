@@ -22,7 +22,7 @@ from gpupack.inventory.objects import CLAIMS_NOT_READ
 from gpupack.rebalance.verified_moves import explain_skipped_search
 from gpupack.whatif.answers import PodExplanation, State, WayOut
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.fit import count_on_empty_cluster
+from gpupack.whatif.fit import count_on_empty_cluster, explain_no_words
 from gpupack.whatif.gangs import (
     WaitingGang,
     explain_held_group,
@@ -180,7 +180,7 @@ class _PodExplainer:
             return self._refused()
         unknowns = describe_unknowns(self._pod)
         if not self._cluster.has_words:
-            return self._make_answer("pending", _no_words(self._cluster))
+            return self._make_answer("pending", f"waits: {explain_no_words(self._cluster)}")
         # 2. What it asks for, and the pods that start with it.
         requirements = HostRequirements.from_pod(self._pod)
         query = self._cluster.make_query(self._request, requirements)
@@ -388,20 +388,6 @@ def _too_few(what_if: WhatIf, what: str) -> str:
 
 def _takes(names: Sequence[str]) -> str:
     return f"{'node' if len(names) == 1 else 'nodes'} {list_some(names, _NODES_NAMED)} would"
-
-
-def _no_words(cluster: Cluster) -> str:
-    if cluster.unreadable_nodes:
-        unread, nodes = len(cluster.unreadable_nodes), len(cluster.nodes)
-        others = ", and the others offer no GPU memory" if unread < nodes else ""
-        return (
-            f"waits: the packed words of {unread} of the {nodes} nodes of {cluster.source} cannot be read "
-            f"(first: {cluster.first_unreadable_node}){others}. See docs/troubleshooting.md"
-        )
-    return (
-        f"waits: none of the {len(cluster.nodes)} nodes of {cluster.source} offers GPU memory in units of "
-        f"{cluster.unit_mib} MiB; is gpupack node running on them? See docs/troubleshooting.md"
-    )
 
 
 def _advice(reason: str, message: str) -> tuple[str, ...]:

@@ -169,15 +169,22 @@ def require_cards(cluster: Cluster) -> None:
         InputError: no node offers any in this unit.
     """
     if not cluster.has_words:
-        if cluster.unreadable_nodes:
-            raise InputError(
-                f"no node of {cluster.source} has packed words that can be read "
-                f"(first: {cluster.first_unreadable_node}): see docs/troubleshooting.md"
-            )
-        raise InputError(
-            f"no node of {cluster.source} offers GPU memory in units of {cluster.unit_mib} MiB: "
-            "is gpupack node running on them?"
+        raise InputError(explain_no_words(cluster))
+
+
+def explain_no_words(cluster: Cluster) -> str:
+    """Say why no node of a cluster offers cards in its unit."""
+    if not cluster.unreadable_nodes:
+        return (
+            f"no node of {cluster.source} offers GPU memory in units of {cluster.unit_mib} MiB; "
+            "is gpupack node running on them? See docs/troubleshooting.md"
         )
+    unread, nodes = len(cluster.unreadable_nodes), len(cluster.nodes)
+    others = ", and the others offer no GPU memory" if unread < nodes else ""
+    return (
+        f"the packed words of {unread} of the {nodes} nodes of {cluster.source} cannot be read "
+        f"(first: {cluster.first_unreadable_node}){others}. See docs/troubleshooting.md"
+    )
 
 
 def count_fit(

@@ -364,12 +364,21 @@ def test_nodes_without_words_are_told_and_a_node_that_is_mended_no_more():
 def test_where_no_node_can_be_read_the_words_are_the_reason():
     cluster = THREE.changed(a=corrupt, b=corrupt, c=corrupt).cluster
 
-    with pytest.raises(InputError, match=r"words that can be read \(first: a: layout header 7") as raised:
-        answer_fit(cluster, FitQuestion(8))
-    assert "is gpupack node running" not in str(raised.value)
     text = explain_pod(cluster, "default", "p").text
-    assert "the packed words of 3 of the 3 nodes of the file cannot be read (first: a: layout" in text
+    assert (
+        "the packed words of 3 of the 3 nodes of the file cannot be read (first: a: layout header 7" in text
+    )
     assert "is gpupack node running" not in text
+    with pytest.raises(InputError) as raised:
+        answer_fit(cluster, FitQuestion(8))
+    assert text == f"waits: {raised.value}"
+
+
+def test_nodes_without_words_beside_one_that_cannot_be_read_are_not_called_unreadable():
+    cluster = THREE.changed(a=corrupt, b=without_words, c=without_words).cluster
+
+    with pytest.raises(InputError, match=r"1 of the 3 nodes .*, and the others offer no GPU memory"):
+        answer_fit(cluster, FitQuestion(8))
 
 
 def other_scheduler(pod):

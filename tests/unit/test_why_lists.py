@@ -84,8 +84,8 @@ def test_a_unit_that_no_node_publishes_costs_no_view_of_the_cluster(monkeypatch:
     assert {line.state for line in lines} == {"pending"}
     assert explain_pod(cluster, "default", "p1").state == "running"
     assert explain_pod(cluster, "default", "p7").text == (
-        "waits: none of the 1 nodes of the file offers GPU memory in units of 7 MiB; is gpupack node running "
-        "on them? See docs/troubleshooting.md"
+        "waits: no node of the file offers GPU memory in units of 7 MiB; is gpupack node running on them? "
+        "See docs/troubleshooting.md"
     )
 
 
