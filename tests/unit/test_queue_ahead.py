@@ -119,6 +119,16 @@ def test_the_nodes_that_come_next_are_in_the_order_of_now() -> None:
     assert (second.members[0].node, second.members[0].others) == ("n3", ("n4", "n1", "n2"))
 
 
+@pytest.mark.parametrize(
+    "config", [f"{BATCH}\nslots: {{per: node, local: {{count: 1}}, free: {{count: 1}}}}", ONE_QUEUE]
+)
+def test_no_nodes_come_next_where_slots_decide_or_kube_scheduler_binds(config: str) -> None:
+    made = QueueWorld(config, n1=(16,), n2=(16,))
+    made.pod("p", 4)
+    (release,) = made.decide()
+    assert release.members[0].others == ()
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_policy_that_picks_is_asked_for_one_node_and_scores_none(
     seed: int, monkeypatch: pytest.MonkeyPatch
