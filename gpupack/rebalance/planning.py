@@ -99,7 +99,7 @@ class MovePlanner:
             most = len(everyone)
             if reached >= destination:
                 most = len(built) - 1
-            found = self._find_shortest(everyone, least, most)
+            found = self._find_shortest((), everyone, max(1, least), most)
             if found is not None or reached >= destination:
                 return self._make_plan(built if found is None else found, least)
         return MovePlan([], 0, [])
@@ -124,26 +124,18 @@ class MovePlanner:
             for movable in self._movable_pods.list_on_node(name)
             if movable.uid not in {each.uid for each in there}
         ]
-        for helpers in range(len(others) + 1):
-            if comb(len(others), helpers) > MOST_SETS:
-                break
-            for more in combinations(others, helpers):
-                if not self._keeps_budgets([*there, *more]):
-                    continue
-                found = self._search.find_destinations([*there, *more])
-                if found is not None:
-                    self._plan_state.undo_to(0)
-                    return self._make_plan(found, least=len(there))
-                if self._search.gave_up:
-                    return MovePlan([], len(there), [])
-        return MovePlan([], len(there), [])
+        found = self._find_shortest(there, others, 0, len(others))
+        return MovePlan([], len(there), []) if found is None else self._make_plan(found, least=len(there))
 
-    def _find_shortest(self, everyone: Sequence[MovablePod], least: int, most: int) -> Moves | None:
-        """Try lists from the shortest possible on; None: there is none, or a limit was met."""
-        for number in range(max(1, least), most + 1):
-            if comb(len(everyone), number) > MOST_SETS:
+    def _find_shortest(
+        self, there: Sequence[MovablePod], others: Sequence[MovablePod], least: int, most: int
+    ) -> Moves | None:
+        """Try lists of pods and so many others, the shortest first; None: none, or a limit was met."""
+        for number in range(least, most + 1):
+            if comb(len(others), number) > MOST_SETS:
                 return None
-            for group in combinations(everyone, number):
+            for more in combinations(others, number):
+                group = [*there, *more]
                 if not self._keeps_budgets(group):
                     continue
                 found = self._search.find_destinations(group)
