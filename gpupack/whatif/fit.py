@@ -28,12 +28,13 @@ from gpupack.whatif.kube_checks import (
     HostRequirements,
     count_alike,
     find_apart_keys,
+    get_sum_column,
     keep_apart,
     require_of_any_pod,
     require_of_plain_pod,
 )
 from gpupack.whatif.node_results import OFFERED
-from scheduler_plugin.cache.amounts import NOTHING
+from scheduler_plugin.cache.amounts import NOTHING, PODS
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
@@ -353,10 +354,9 @@ def find_largest_request(cluster: Cluster, query: SchedulingRequest, rows: RowAr
     if request.asks_compute:
         query = with_compute(nodes, query)
     rows = rows[nodes.mask_offering(request)[rows]]
-    sums = np.array(
-        [find_largest_sum_left(cluster, request, nodes.names[row]) for row in rows.tolist()], dtype=np.int64
-    )
-    rows, sums = rows[sums > 0], sums[sums > 0]
+    sums = nodes.amounts.compute_left(get_sum_column(request), rows)
+    has_left = (sums > 0) & (nodes.amounts.compute_left(PODS, rows) > 0)
+    rows, sums = rows[has_left], sums[has_left]
     if not len(rows) or request.cards > nodes.free.shape[1]:
         return 0
     free = get_usable_units(nodes, query.policy_request, rows)
@@ -368,9 +368,3 @@ def find_largest_request(cluster: Cluster, query: SchedulingRequest, rows: RowAr
         else np.sort(free, axis=1)[:, -request.cards]
     )
     return int(np.minimum(each, sums // request.cards).max()) * request.cards
-
-
-def find_largest_sum_left(cluster: Cluster, request: PodRequest, name: str) -> int:
-    """Find what kube-scheduler's count leaves for one more pod: units, or percent; 0: no pod at all."""
-    left = cluster.kube_checks.get_left(name)
-    return max(0, left.percent if request.percent else left.units) if left.pods > 0 else 0

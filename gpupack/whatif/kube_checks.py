@@ -175,6 +175,11 @@ def count_alike(requirements: HostRequirements, request: PodRequest, left: Amoun
     return min(most, 1) if must_be_apart(requirements, requirements) else most
 
 
+def get_sum_column(request: PodRequest) -> int:
+    """Return the column of the amounts in which kube-scheduler adds up what pods ask of cards."""
+    return PERCENT if request.percent else UNITS
+
+
 class KubeSchedulerChecks:
     """kube-scheduler's checks of nodes, at one moment: nodes, pods and state must not change any more."""
 
@@ -330,7 +335,7 @@ class KubeSchedulerChecks:
         self, request: PodRequest, *, leaving: Iterable[str] = (), only: Iterable[str] | None
     ) -> frozenset[str]:
         """List the nodes whose sum is too small by kube-scheduler's count, whatever their cards have."""
-        nodes, column = self._state.nodes, PERCENT if request.percent else UNITS
+        nodes, column = self._state.nodes, get_sum_column(request)
         left = nodes.amounts.compute_left(column, np.arange(nodes.row_count))
         for pod in self._list_bound(leaving):
             left[nodes.rows[pod.node]] += pod.amounts[column]

@@ -10,8 +10,7 @@ from allocator.quantity import format_memory
 from allocator.texts import count_of
 from gpupack.whatif.answers import ClosestNode, NodeGroup
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.kube_checks import HostRequirements
-from scheduler_plugin.cache import amounts
+from gpupack.whatif.kube_checks import HostRequirements, get_sum_column
 from scheduler_plugin.cache.arrays import LongArray, RowArray
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
@@ -125,7 +124,7 @@ def _group(
     if rejection.reason in {CPU, MEMORY, RESOURCE}:
         best = ClosestNode(closest, None, None)
     if rejection.reason == SUM:
-        left = _find_sum_left(cluster, query, rows)
+        left = cluster.state.nodes.amounts.compute_left(get_sum_column(query.request), rows)
         best = ClosestNode(names[int(left.argmax())], None, None)
     if not asked:
         asked = max(
@@ -133,12 +132,6 @@ def _group(
         )
     text = _Sentences(cluster, query).explain(rejection, rows, best, asked)
     return NodeGroup(rejection.reason, len(names), best, asked, text, tuple(names[:_EXAMPLES]))
-
-
-def _find_sum_left(cluster: Cluster, query: SchedulingRequest, rows: RowArray) -> LongArray:
-    """Find the units or percent that kube-scheduler counts as left on nodes."""
-    column = amounts.PERCENT if query.request.percent else amounts.UNITS
-    return cluster.state.nodes.amounts.compute_left(column, rows)
 
 
 def _describe_shortage(shortage: Shortage) -> str:
@@ -341,8 +334,10 @@ class _Sentences:
         return said + explain_widened(widen_patterns(self._cluster.state.nodes, selector, rows))
 
     def _sum(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
-        most = max(0, int(_find_sum_left(self._cluster, self._query, rows).max()))
-        left = f"{most} percent" if self._query.request.percent else format_memory(most, self._unit)
+        request = self._query.request
+        sums = self._cluster.state.nodes.amounts.compute_left(get_sum_column(request), rows)
+        most = max(0, int(sums.max()))
+        left = f"{most} percent" if request.percent else format_memory(most, self._unit)
         return (
             "by kube-scheduler's count of the node's sum too little is left "
             f"({left}): it counts pods on unhealthy cards against the others"
