@@ -134,7 +134,7 @@ def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None
         if stuck or not there:
             return MovePlan([], 0, [])
         plan_state = PlanState(cluster, usage, cards)
-        goal = EmptyGoal(plan_state, cards)
+        goal = EmptyGoal(plan_state)
         return MovePlanner(cluster, plan_state, goal, movable_pods, limits).plan_empty(there)
 
     found = _find_checked(cluster, make_plan, movable_pods, lambda then: _count_empty(then, cards))

@@ -6,6 +6,7 @@ from functools import cached_property
 from heapq import merge
 from itertools import accumulate, combinations, islice
 from math import ceil
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from allocator.cards import CardAmounts
 from gpupack.rebalance.goals import StartGoal, count_on_distinct_cards
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
+from gpupack.rebalance.plan_state import PlanState
 from gpupack.whatif.cluster import Cluster
 from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
@@ -43,15 +45,15 @@ class Candidate:
         return len(self.pods), priority, sum(movable.total_units for movable in self.pods), self.node
 
 
-def _cost(candidate: Candidate) -> tuple[int, int, int, str]:
-    return candidate.cost
+_cost: Final = attrgetter("cost")
 
 
 class CandidateFinder:
     """The sites of a cluster, as pods move."""
 
-    def __init__(self, goal: StartGoal, movable_pods: MovablePods) -> None:
+    def __init__(self, goal: StartGoal, plan_state: PlanState, movable_pods: MovablePods) -> None:
         self._goal = goal
+        self._plan_state = plan_state
         self._movable_pods = movable_pods
         self._movable_by_node: dict[str, list[MovablePod]] = {}
         self._known: dict[str, tuple[int, list[Candidate]]] = {}
@@ -64,7 +66,7 @@ class CandidateFinder:
 
     def iterate_cheapest(self, moved: Collection[str]) -> Iterator[Candidate]:
         """Iterate candidates, the cheapest first; without pods that have moved already."""
-        touched = self._goal.changed_nodes
+        touched = self._plan_state.changed_nodes
         if self._untouched is None:
             self._untouched = sorted(
                 (
@@ -85,7 +87,7 @@ class CandidateFinder:
         return merge(self._untouched, sorted(fresh, key=_cost), key=_cost)
 
     def _find_on_node(self, node: str, moved: Collection[str]) -> list[Candidate]:
-        stamp = self._goal.get_stamp(node)
+        stamp = self._plan_state.get_stamp(node)
         known = self._known.get(node)
         if known is None or known[0] != stamp:
             left = [movable for movable in self.list_movable(node) if movable.uid not in moved]

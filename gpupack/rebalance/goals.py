@@ -1,6 +1,6 @@
 """Goals of a list of moves: that pods of a size start, or that cards are empty."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -9,7 +9,7 @@ import numpy as np
 from allocator.cards import CardAmounts
 from allocator.request import PodRequest
 from gpupack.rebalance.movable_pods import MovablePod
-from gpupack.rebalance.plan_state import Card, Destination, PlanState
+from gpupack.rebalance.plan_state import Destination, PlanState
 from gpupack.whatif.fit import count_fit_on_cards
 from gpupack.whatif.kube_checks import HostRequirements, count_alike
 from scheduler_plugin.cache.cards import build_cards
@@ -129,7 +129,9 @@ class StartGoal:
         """Compute how many times the demand of one card fits on each card."""
         units = self._units.get(node)
         if units is None:
-            sizes = self._plan_state.get_sizes(node)
+            arrays = self._cluster.state.nodes
+            row = arrays.rows[node]
+            sizes = arrays.size[row, : arrays.cards[row]].tolist()
             units = self._units[node] = [
                 self._demand.units_on(size) if can and size else 0
                 for size, can in zip(sizes, self._list_admitted(node, len(sizes)), strict=True)
@@ -141,20 +143,10 @@ class StartGoal:
         return [min(counts) for counts in zip(fits, compute, strict=True)]
 
     def _list_admitted(self, node: str, count: int) -> list[bool]:
-        selector = self._request.selector
+        selector, arrays = self._request.selector, self._cluster.state.nodes
         if selector.admits_all:
             return [True] * count
-        return [selector.admits(card) for card in build_cards(self._cluster.state.nodes, self._get_row(node))]
-
-    def _get_row(self, node: str) -> int:
-        return self._cluster.state.nodes.rows[node]
-
-    @property
-    def changed_nodes(self) -> Collection[str]:
-        return self._plan_state.changed_nodes
-
-    def get_stamp(self, node: str) -> int:
-        return self._plan_state.get_stamp(node)
+        return [selector.admits(card) for card in build_cards(arrays, arrays.rows[node])]
 
     def count_fits(self, node: str, without: Iterable[MovablePod] = ()) -> list[int]:
         """Return how many times the demand of one card fits on each card of a node now.
@@ -186,7 +178,7 @@ class StartGoal:
     def _list_needs(self, node: str) -> list[int]:
         """List the units that the demand takes of each card of a node; 0 if the card is not for it."""
         arrays = self._cluster.state.nodes
-        row = self._get_row(node)
+        row = arrays.rows[node]
         count = int(arrays.cards[row])
         open_units = arrays.evictable[row, :count].tolist()
         return [
@@ -202,9 +194,8 @@ class StartGoal:
 class EmptyGoal:
     """The goal of emptying cards: every pod on them gets a place on a card that is not to be emptied."""
 
-    def __init__(self, plan_state: PlanState, cards: frozenset[Card]) -> None:
+    def __init__(self, plan_state: PlanState) -> None:
         self._plan_state = plan_state
-        self.cards = cards
 
     def is_reached(self, final: bool) -> bool:  # noqa: ARG002 - the search moves every pod, or finds nothing
         """Return True: the pods of these cards are what is moved, and no place is on one of them."""

@@ -137,12 +137,6 @@ class PlanState:
             compute[card] >= percent for card, percent in placement.compute.items()
         )
 
-    def get_sizes(self, node: str) -> list[int]:
-        nodes = self.cluster.state.nodes
-        row = nodes.rows[node]
-        sizes: list[int] = nodes.size[row, : nodes.cards[row]].tolist()
-        return sizes
-
     def get_left(self, node: str) -> Amounts:
         """Return what a node has left besides cards."""
         known = self._nodes.get(node)

@@ -84,7 +84,7 @@ class MovePlanner:
         """Plan moves so that pods start; fewer than wanted if no more can."""
         goal = self._goal
         assert isinstance(goal, StartGoal)  # noqa: S101
-        places = CandidateFinder(goal, self._movable_pods)
+        places = CandidateFinder(goal, self._plan_state, self._movable_pods)
         everyone = [movable for name in self._names for movable in places.list_movable(name)]
         if len(everyone) > MOST_MOVERS:
             built, reached = self._build_list(goal, places, now, wanted)
