@@ -12,11 +12,10 @@ from scheduler_plugin.simulator.queued_replay import QueuedReplayState
 from scheduler_plugin.simulator.replay_report import format_duration
 from scheduler_plugin.simulator.replay_results import (
     POINTS,
-    average_by_key,
     average_steps,
     compute_wait_figures,
 )
-from scheduler_plugin.simulator.results import Run, average_known, group_by_label
+from scheduler_plugin.simulator.results import Run, average_by_key, average_known, group_by_label
 
 if TYPE_CHECKING:
     from scheduler_plugin.cache.arrays import FloatArray
@@ -126,7 +125,7 @@ def _average_queue(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "weight": runs[0]["weight"],
         "pods": round(fmean(run["pods"] for run in runs), 1),
         "never_started": round(fmean(run["never_started"] for run in runs), 1),
-        "wait_s": average_by_key([run["wait_s"] for run in runs]),
+        "wait_s": average_by_key([run["wait_s"] for run in runs], 1),
     }
 
 

@@ -1,6 +1,6 @@
 """Results of replays as plain values: what the JSON holds, and their means."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,7 +9,7 @@ import numpy as np
 from scheduler_plugin.simulator.arrivals import Replay
 from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.replay import ReplayRecord
-from scheduler_plugin.simulator.results import Run, group_by_label
+from scheduler_plugin.simulator.results import Run, average_by_key, group_by_label
 from scheduler_plugin.simulator.trace import CARD, TracePod
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def average_replays(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
             "runs": len(runs_of_label),
             **{name: round(fmean(run[name] for run in runs_of_label), 4) for name in FIGURES},
             "spread": round(pstdev(run["allocated_percent"] for run in runs_of_label), 4),
-            "wait_s": average_by_key([run["wait_s"] for run in runs_of_label]),
-            "wait_mean_s": average_by_key([run["wait_mean_s"] for run in runs_of_label]),
+            "wait_s": average_by_key([run["wait_s"] for run in runs_of_label], 1),
+            "wait_mean_s": average_by_key([run["wait_mean_s"] for run in runs_of_label], 1),
         }
     return result
 
@@ -142,12 +142,6 @@ def compute_wait_figures(waits: list[float]) -> dict[str, float]:
     p95 = ranked[-(-95 * len(ranked) // 100) - 1]
     found = {"mean": fmean(ranked), "median": median(ranked), "p95": p95, "most": ranked[-1]}
     return {name: round(value, 1) for name, value in found.items()}
-
-
-def average_by_key(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average by key over the tables that have it."""
-    keys = dict.fromkeys(key for table in tables for key in table)
-    return {key: round(fmean(table[key] for table in tables if key in table), 1) for key in keys}
 
 
 def average_steps(times: Sequence[float], values: Sequence[float], edges: "FloatArray") -> "FloatArray":

@@ -73,13 +73,13 @@ def average_runs(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
             "card_policy": runs_of_label[0]["card_policy"],
             "runs": len(runs_of_label),
             "pods": round(fmean(run["pods"] for run in runs_of_label), 1),
-            "allocated_percent": _average_tables(allocated),
+            "allocated_percent": average_by_key(allocated, 6),
             "spread": {at: round(pstdev(run[at] for run in allocated), 6) for at in _list_keys(allocated)},
             "whole_percent": average_known([run["whole_percent"] for run in runs_of_label], 6),
             "failed": _average_totals([run["failed"] for run in runs_of_label]),
             "free_percent": round(fmean(run["free_percent"] for run in runs_of_label), 6),
             "unavoidable_percent": round(fmean(run["unavoidable_percent"] for run in runs_of_label), 6),
-            "fragmentation": _average_tables([run["fragmentation"] for run in runs_of_label]),
+            "fragmentation": average_by_key([run["fragmentation"] for run in runs_of_label], 6),
             "wall_s": round(fmean(run["wall_s"] for run in runs_of_label), 3),
         }
     return result
@@ -94,9 +94,12 @@ def _list_keys(tables: Sequence[Mapping[str, float]]) -> list[str]:
     return list(dict.fromkeys(key for table in tables for key in table))
 
 
-def _average_tables(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average by key; all tables have the same keys."""
-    return {key: round(fmean(table[key] for table in tables), 6) for key in _list_keys(tables)}
+def average_by_key(tables: Sequence[Mapping[str, float]], digits: int) -> dict[str, float]:
+    """Average by key over the tables that have it."""
+    return {
+        key: round(fmean(table[key] for table in tables if key in table), digits)
+        for key in _list_keys(tables)
+    }
 
 
 def _average_totals(tables: Sequence[Mapping[str, int]]) -> dict[str, float]:
