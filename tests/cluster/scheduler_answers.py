@@ -96,7 +96,8 @@ class Answers:
         host_pods = msgspec.json.decode(of_pods, type=list[Pod])
         state.replace_nodes(host_nodes, "1000000000", 0)
         state.replace_pods(host_pods, "1000000000", 0)
-        self._batch.replace(host_nodes, host_pods, 0)
+        self._batch.replace_nodes(host_nodes)
+        self._batch.replace_pods(host_pods, 0)
 
     def compare(self, pod: Any, verdict: Verdict, counts: Counter[str]) -> Iterator[str]:
         """Compare every answer about a pod on every node with kube-scheduler's; say what differs."""
