@@ -13,11 +13,11 @@ from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.rebalance.moved_cluster import apply_moves, find_refused_moves
 from gpupack.rebalance.plan_state import Card, Destination, PlanState
 from gpupack.rebalance.planning import MovePlan, MovePlanner, SearchLimits
-from gpupack.whatif.answers import Advice, Move, NodeCards, PodCount
+from gpupack.whatif.answers import Advice, Move, PodCount
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion, build_request, count_fit, explain_unmatched_model, require_cards
 from gpupack.whatif.kube_checks import HostRequirements, require_of_plain_pod
-from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
+from gpupack.whatif.what_if import PodCardUsage, list_node_cards
 from scheduler_plugin.scheduling.node_fit import CORDONED, NOT_READY, TAINT
 
 _TRIES: Final = 5
@@ -259,10 +259,8 @@ def _advice(cluster: Cluster, plan: MovePlan, gained: int, before: int, then: in
 
 
 def describe_move(cluster: Cluster, movable: MovablePod, destination: Destination) -> Move:
-    source = NodeCards(movable.node, list_card_numbers(cluster, movable.node, movable.units.keys()))
-    goes = NodeCards(
-        destination.node, list_card_numbers(cluster, destination.node, destination.placement.charge.keys())
-    )
+    source = list_node_cards(cluster, movable.node, movable.units.keys())
+    goes = list_node_cards(cluster, destination.node, destination.placement.charge.keys())
     meta = movable.pod.metadata
     priority = f", priority {movable.record.priority}" if movable.record.priority else ""
     since = f", running since {movable.record.start_time}" if movable.record.start_time else ""

@@ -5,7 +5,7 @@ are to become empty are cordoned first, so that neither the new pod nor anybody 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -15,10 +15,10 @@ from gpupack.cordon import CordonOutcome, CordonRequest
 from gpupack.errors import InputError
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.rebalance.queue_rehearsal import QueueRefusal, QueueRehearsal
-from gpupack.whatif.answers import Advice, JsonAnswer, Move
+from gpupack.whatif.answers import Advice, JsonAnswer, Move, NodeCards
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import waits_in_queue
-from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
+from gpupack.whatif.what_if import PodCardUsage, list_node_cards
 from kubeapi.errors import BudgetRefused, KubeApiError, is_gone
 from kubeapi.eviction import evict_pod
 from kubeapi.objects import Pod
@@ -33,7 +33,12 @@ POLL_S: Final = 1.0
 EVICTION_PAUSE_S: Final = 5.0
 """Pause before an eviction that was refused, as by a PodDisruptionBudget, is tried again."""
 
+INSTANCE: Final = "MIG-"
+"""How the UUID of an instance of MIG begins, which has its number from its card."""
+
 State = Literal["done", "stopped", "dry-run"]
+_Card = tuple[str, int, str]
+"""Node, number and UUID of a card; the UUID is empty where nobody says it."""
 
 
 class AppliedMove(JsonAnswer, frozen=True):
@@ -94,9 +99,9 @@ class MoveApplier:
     report: Callable[[str], None]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     clock: Callable[[], float] = field(default=lambda: asyncio.get_running_loop().time())
-    _ours: dict[tuple[str, int], str] = field(default_factory=dict, init=False)
-    """UUIDs of the cards that this process has cordoned, by node and number."""
-    _unanswered: set[tuple[str, int]] = field(default_factory=set, init=False)
+    _ours: set[_Card] = field(default_factory=set, init=False)
+    """Cards that this process has cordoned."""
+    _unanswered: set[_Card] = field(default_factory=set, init=False)
     """Cards that may be cordoned: the API server did not answer."""
 
     async def apply(self, cluster: Cluster, advice: Advice) -> AppliedAdvice:
@@ -126,18 +131,21 @@ class MoveApplier:
         return AppliedAdvice("done", tuple(made), (), _count(len(made)), self.list_cordoned())
 
     def list_cordoned(self) -> tuple[str, ...]:
-        """Name the cards that this process has cordoned, or may have, and not given back, as NODE/NUMBER."""
-        return tuple(f"{node}/{card}" for node, card in sorted(self._ours.keys() | self._unanswered))
+        """Name the cards that this process has cordoned, or may have, and not given back, as NODE/CARD."""
+        return tuple(
+            f"{node}/{uuid if uuid.startswith(INSTANCE) else number}"
+            for node, number, uuid in sorted(self._ours | self._unanswered)
+        )
 
     async def _cordon_sources(self, moves: Sequence[Move], number: int) -> None:
         """Cordon the cards that moves empty, but those to which a pod is still to go."""
         if self.options.dry_run:
             return
-        targets = {(move.target.node, card) for move in moves[number:] for card in move.target.cards}
-        sources = {(move.source.node, card) for move in moves for card in move.source.cards}
-        wanted: dict[str, list[int]] = {}
-        for node, card in sorted(sources - targets - self._ours.keys()):
-            wanted.setdefault(node, []).append(card)
+        targets = {card for move in moves[number:] for card in _list_cards(move.target)}
+        sources = {card for move in moves for card in _list_cards(move.source)}
+        wanted: dict[str, list[_Card]] = {}
+        for card in sorted(sources - targets - self._ours):
+            wanted.setdefault(card[0], []).append(card)
         for node, cards in wanted.items():
             write = asyncio.ensure_future(self._cordon(node, cards))
             try:
@@ -147,28 +155,29 @@ class MoveApplier:
                 await write
                 raise
 
-    async def _cordon(self, node: str, cards: Sequence[int]) -> None:
+    async def _cordon(self, node: str, cards: Sequence[_Card]) -> None:
+        names = tuple(uuid or str(number) for _, number, uuid in cards)
         try:
-            outcomes = await self.cordon(node, CordonRequest(True, tuple(map(str, cards)), CORDON_REASON))
+            outcomes = await self.cordon(node, CordonRequest(True, names, CORDON_REASON))
         except KubeApiError as error:
             if error.maybe_done:
-                self._unanswered.update((node, card) for card in cards)
+                self._unanswered.update(cards)
             raise
         for outcome in outcomes:
             if outcome.changed and outcome.index is not None:
-                self._ours[node, outcome.index] = outcome.uuid
+                self._ours.add((node, outcome.index, outcome.uuid))
 
     async def _give_back(self) -> list[str]:
         """Uncordon the cards that this process has cordoned; return why some stay so."""
         problems = []
-        for node in sorted({node for node, _ in self._ours}):
-            cards = {place: uuid for place, uuid in self._ours.items() if place[0] == node}
+        for node in sorted({node for node, _, _ in self._ours}):
+            cards = sorted(card for card in self._ours if card[0] == node)
             try:
-                await self.cordon(node, CordonRequest(False, tuple(cards.values())))
+                await self.cordon(node, CordonRequest(False, tuple(uuid for _, _, uuid in cards)))
             except (InputError, KubeApiError) as error:
                 problems.append(str(error))
             else:
-                self._ours = {place: uuid for place, uuid in self._ours.items() if place not in cards}
+                self._ours.difference_update(cards)
         return problems
 
     async def _make(self, move: Move, uid: str) -> AppliedMove:
@@ -225,8 +234,7 @@ class MoveApplier:
         movable = pods.find(uid)
         if movable is None:
             raise StoppedError(f"pod {name} is not there any more, or has another controller")
-        cards = list_card_numbers(cluster, movable.node, movable.units.keys()) if movable.node else ()
-        if (movable.node, cards) != (move.source.node, move.source.cards):
+        if not movable.node or list_node_cards(cluster, movable.node, movable.units.keys()) != move.source:
             raise StoppedError(f"pod {name} is not where it was: it has node {movable.node or 'none'}")
         if reason := pods.explain_protection(movable.pod, movable.record):
             raise StoppedError(f"pod {name} may not go: {reason}")
@@ -267,6 +275,11 @@ class MoveApplier:
                 await self.sleep(EVICTION_PAUSE_S)
             else:
                 return
+
+
+def _list_cards(place: NodeCards) -> Iterator[_Card]:
+    uuids = place.uuids or ("",) * len(place.cards)
+    return ((place.node, number, uuid) for number, uuid in zip(place.cards, uuids, strict=True))
 
 
 def _uid_of(cluster: Cluster, move: Move) -> str:

@@ -52,10 +52,16 @@ class PodUnits(JsonAnswer, frozen=True):
 
 
 class NodeCards(JsonAnswer, frozen=True):
-    """Cards of a node."""
+    """Cards of a node.
+
+    Attributes:
+        cards: Their numbers; an instance of MIG has that of its card.
+        uuids: Empty where nobody says them.
+    """
 
     node: str
     cards: tuple[int, ...]
+    uuids: tuple[str, ...] = ()
 
 
 class Move(JsonAnswer, frozen=True, rename={"source": "from", "target": "to"}):

@@ -9,6 +9,7 @@ from allocator.cards import CardAmounts, add_amounts, pair_amounts
 from allocator.place import Placement
 from allocator.podcards import ByPosition, published_units
 from allocator.request import PodRequest
+from gpupack.whatif.answers import NodeCards
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import count_by_node
 from gpupack.whatif.gangs import GangMembers, can_fit_together, find_rows
@@ -206,3 +207,13 @@ class PodCardUsage:
 def list_card_numbers(cluster: Cluster, node: str, cards: Collection[int]) -> tuple[int, ...]:
     """List the driver's numbers of cards, as people know them."""
     return tuple(map(cluster.state.node_records[node].get_card_number, sorted(cards)))
+
+
+def list_node_cards(cluster: Cluster, node: str, cards: Collection[int]) -> NodeCards:
+    """List cards of a node by number and UUID."""
+    uuids = cluster.state.node_records[node].uuids
+    return NodeCards(
+        node,
+        list_card_numbers(cluster, node, cards),
+        tuple(uuids[card] for card in sorted(cards)) if uuids else (),
+    )

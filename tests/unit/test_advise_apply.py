@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpupack.cordon import CordonOutcome, CordonRequest
+from allocator.names import NODE_CARDS
+from allocator.records import dump_cards, load_cards
+from gpupack.cordon import CordonOutcome, CordonRequest, decide_change
 from gpupack.errors import InputError
 from gpupack.rebalance.advise import advise_empty, advise_start
 from gpupack.rebalance.apply import AppliedAdvice, ApplyOptions, MoveApplier
@@ -48,8 +50,8 @@ class FakeCluster:
         queues: Configuration of the queue; empty: it does not answer.
     """
 
-    def __init__(self, pods: tuple[Pod, ...] = PODS) -> None:
-        self.world = World(NODES, pods)
+    def __init__(self, pods: tuple[Pod, ...] = PODS, nodes: tuple[Node, ...] = NODES) -> None:
+        self.world = World(nodes, pods)
         self.cordoned: set[tuple[str, int]] = set()
         self.log: list[str] = []
         self.place: Callable[[Pod], str] = lambda _pod: "b"
@@ -95,7 +97,7 @@ class FakeCluster:
         node = self.place(old)
         new = replace(old, name=f"{name}-2", node=node, cards=(0,) if node else (), held=False)
         others = tuple(pod for pod in self.world.pods if pod.name != name)
-        self.world = World(NODES, (*others, new))
+        self.world = replace(self.world, pods=(*others, new))
         self.then()
         return b""
 
@@ -388,6 +390,34 @@ def test_a_card_to_which_a_pod_still_goes_is_not_cordoned_before() -> None:
         f"evict {second.pod}",
         f"uncordon {second.source.node}/0",
     ]
+
+
+class MigCluster(FakeCluster):
+    """The cards of each node are instances of one card."""
+
+    def cluster(self) -> Cluster:
+        objects = json.loads(self.world.text.replace("GPU-", "MIG-"))
+        for each in objects["items"]:
+            annotations = each["metadata"]["annotations"]
+            if NODE_CARDS in annotations:
+                cards = load_cards(annotations[NODE_CARDS])
+                annotations[NODE_CARDS] = dump_cards(
+                    [msgspec.structs.replace(card, index=0) for card in cards]
+                )
+        return Cluster.from_json(json.dumps(objects))
+
+    async def cordon(self, node: str, wish: CordonRequest) -> tuple[CordonOutcome, ...]:
+        change = decide_change(node, self.cluster().nodes[node].metadata.annotations or {}, wish)
+        self.log += [f"{'cordon' if wish.cordon else 'uncordon'} {each.uuid}" for each in change.outcomes]
+        return tuple(replace(each, changed=True) for each in change.outcomes)
+
+
+def test_of_the_instances_of_a_card_that_is_cordoned_which_a_pod_leaves() -> None:
+    pods = (Pod("full", 16, "a", (0,)), Pod("small", 3, "a", (1,)), Pod("large", 5, "b", (0,)))
+    fake = MigCluster(pods, (Node("a", (16, 16)), Node("b", (16,))))
+    done = fake.apply(fake.advise(), keeps_cordon=True)
+    assert (done.state, done.text, done.cordoned) == ("done", "1 move was made", ("a/MIG-a-1",))
+    assert steps(fake) == ["cordon MIG-a-1", "evict small"]
 
 
 def with_queue(config: str) -> tuple[FakeCluster, Advice]:
