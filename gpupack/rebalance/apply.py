@@ -56,7 +56,7 @@ class AppliedAdvice(JsonAnswer, frozen=True):
     Attributes:
         state: `done`: every move; `stopped`: some or none; `dry-run`: each could have been made.
         text: In a sentence; why it stopped.
-        cordoned: Cards that stay cordoned, as NODE/NUMBER: those that were to be emptied for good. Of moves
+        cordoned: Cards that stay cordoned, as NODE/CARD: those that were to be emptied for good. Of moves
             that stopped, cards whose cordon, or its end, the API server refused or did not answer.
     """
 

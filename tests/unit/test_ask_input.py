@@ -313,7 +313,7 @@ def test_the_keys_that_scripts_rely_on():
     assert {"gained", "moves", "before", "after", "at_least"} <= told.keys()
     move = told["moves"][0]
     assert {"namespace", "pod", "units", "from", "to"} <= move.keys()
-    assert move["from"].keys() == move["to"].keys() == {"node", "cards"}
+    assert move["from"].keys() == move["to"].keys() == {"node", "cards", "uuids"}
     assert (told["before"], told["after"]) == ({"pods": 1}, {"pods": 2})
 
 
