@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from allocator.errors import shown
-from allocator.names import QUEUE_NAME
+from allocator.names import INSTANCE_PREFIX, QUEUE_NAME
 from gpupack.cordon import CordonOutcome, CordonRequest
 from gpupack.errors import InputError
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
@@ -32,9 +32,6 @@ POLL_S: Final = 1.0
 """Time between two checks of the pods of a namespace."""
 EVICTION_PAUSE_S: Final = 5.0
 """Pause before an eviction that was refused, as by a PodDisruptionBudget, is tried again."""
-
-INSTANCE: Final = "MIG-"
-"""How the UUID of an instance of MIG begins, which has its number from its card."""
 
 State = Literal["done", "stopped", "dry-run"]
 _Card = tuple[str, int, str]
@@ -133,7 +130,7 @@ class MoveApplier:
     def list_cordoned(self) -> tuple[str, ...]:
         """Name the cards that this process has cordoned, or may have, and not given back, as NODE/CARD."""
         return tuple(
-            f"{node}/{uuid if uuid.startswith(INSTANCE) else number}"
+            f"{node}/{uuid if uuid.startswith(INSTANCE_PREFIX) else number}"
             for node, number, uuid in sorted(self._ours | self._unanswered)
         )
 
