@@ -73,9 +73,6 @@ OWN_POD_ANNOTATIONS = frozenset({POD_ASSIGNED, POD_ALLOCATION, POD_PLANNED, POD_
 # Label of the pod that leads, written by itself; the value is the Lease's name. Services select it.
 LEADER_LABEL = f"{DOMAIN}/leader"
 
-# How the UUID of a MIG instance begins; those of cards have another beginning.
-INSTANCE_PREFIX = "MIG-"
-
 # Label app.kubernetes.io/name of the node daemons' pods.
 DAEMON_NAMES = ("gpupack-node", "gpupack-node-dra")
 

@@ -5,12 +5,12 @@ are to become empty are cordoned first, so that neither the new pod nor anybody 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from allocator.errors import shown
-from allocator.names import INSTANCE_PREFIX, QUEUE_NAME
+from allocator.names import QUEUE_NAME
 from gpupack.cordon import CordonOutcome, CordonRequest
 from gpupack.errors import InputError
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
@@ -22,6 +22,7 @@ from gpupack.whatif.what_if import PodCardUsage, list_node_cards
 from kubeapi.errors import BudgetRefused, KubeApiError, is_gone
 from kubeapi.eviction import evict_pod
 from kubeapi.objects import Pod
+from scheduler_plugin.cache.charges import NodeRecord
 
 if TYPE_CHECKING:
     from gpupack.rebalance.planning import SearchLimits
@@ -96,6 +97,7 @@ class MoveApplier:
     report: Callable[[str], None]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     clock: Callable[[], float] = field(default=lambda: asyncio.get_running_loop().time())
+    _records: Mapping[str, NodeRecord] = field(default_factory=dict, init=False)
     _ours: set[_Card] = field(default_factory=set, init=False)
     """Cards that this process has cordoned."""
     _unanswered: set[_Card] = field(default_factory=set, init=False)
@@ -103,6 +105,7 @@ class MoveApplier:
 
     async def apply(self, cluster: Cluster, advice: Advice) -> AppliedAdvice:
         """Make the moves, in their order."""
+        self._records = cluster.state.node_records
         uids = [_uid_of(cluster, move) for move in advice.moves]
         made: list[AppliedMove] = []
         problems: list[str] = []
@@ -130,7 +133,7 @@ class MoveApplier:
     def list_cordoned(self) -> tuple[str, ...]:
         """Name the cards that this process has cordoned, or may have, and not given back, as NODE/CARD."""
         return tuple(
-            f"{node}/{uuid if uuid.startswith(INSTANCE_PREFIX) else number}"
+            f"{node}/{uuid if self._records[node].indexes.count(number) > 1 else number}"
             for node, number, uuid in sorted(self._ours | self._unanswered)
         )
 

@@ -55,7 +55,7 @@ class NodeCards(JsonAnswer, frozen=True):
     """Cards of a node.
 
     Attributes:
-        cards: Their numbers; an instance of MIG has that of its card.
+        cards: Their numbers; instances have that of their card.
         uuids: Empty where nobody says them.
     """
 

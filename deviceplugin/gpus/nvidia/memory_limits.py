@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import pynvml
 
-from allocator.names import INSTANCE_PREFIX, MIB
+from allocator.names import MIB
 from deviceplugin.errors import LimitError, LimitFault
 from deviceplugin.gpus.api.memory_limits import (
     DMEM_FILE,
@@ -140,7 +140,7 @@ class NvmlLimits:
 
     def _find_out(self, uuid: str) -> tuple[LimitSupport, bool]:
         """Find out without touching other cgroups; return also whether the answer is final."""
-        if uuid.startswith(INSTANCE_PREFIX):
+        if uuid.startswith("MIG-"):
             return NOT_ON_INSTANCES, True
         if not all(hasattr(pynvml, name) for name in (*CALLS, "c_nvmlSetMemoryLimits_v1_t")):
             return LimitSupport(

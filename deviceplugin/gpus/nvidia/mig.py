@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from allocator.names import INSTANCE_PREFIX
-
 MEMORY_SLICES: Final = 8
 
 _MEDIA: Final = "+me"
@@ -196,7 +194,7 @@ def _fits(group: Sequence[InstanceRequest], instance: InstanceRequest) -> bool:
 
 def _instance(card: str, profile: str, start: int, number: int, memory_mib: int) -> MigInstance:
     name = f"{card} {start} {profile}" if number == 0 else f"{card} {start} {profile} {number}"
-    return MigInstance(f"{INSTANCE_PREFIX}{uuid.uuid5(_NAMESPACE, name)}", profile, start, memory_mib, number)
+    return MigInstance(f"MIG-{uuid.uuid5(_NAMESPACE, name)}", profile, start, memory_mib, number)
 
 
 def _board(model: str, schedulable_mib: int) -> _Board:

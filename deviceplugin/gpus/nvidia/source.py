@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pynvml
 import structlog
 
-from allocator.names import INSTANCE_PREFIX, MIB
+from allocator.names import MIB
 from deviceplugin.errors import DriverGoneError, GpuError
 from deviceplugin.gpus.api.card_listing import (
     NO_INSTANCES,
@@ -439,7 +439,7 @@ class NvmlGpus:
             was_there = physical_uuid(known.card) == entry.uuid and known.place == instance.place
             if was_there and known.card.error is None and known.card.uuid not in shown:
                 return replace(known, handle=None, parent=entry.handle, trouble=trouble, lasts=lasts)
-        uuid = f"{INSTANCE_PREFIX}unreadable-{entry.number}-{instance.place}"
+        uuid = f"MIG-unreadable-{entry.number}-{instance.place}"
         card = self._describe(entry, entry.handle, uuid, trouble)
         return _NvmlDevice(card, None, entry.handle, instance.place, lasts=lasts)
 

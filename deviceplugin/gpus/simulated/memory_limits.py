@@ -17,7 +17,6 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from allocator.names import INSTANCE_PREFIX
 from deviceplugin.errors import GpuError, LimitError
 from deviceplugin.gpus.api.memory_limits import (
     DMEM_FILE,
@@ -103,7 +102,7 @@ class SimulatedLimits:
 
     def support(self, uuid: str) -> LimitSupport:
         """Tell what the simulated driver can do; asked once, as long as no limit is refused."""
-        if uuid.startswith(INSTANCE_PREFIX):
+        if uuid.startswith("MIG-"):
             return NOT_ON_INSTANCES
         if not self._support.can_limit:
             return self._support
