@@ -108,7 +108,7 @@ def read_published(node: Node, unit_mib: int) -> PublishedNode:
         return PublishedNode(Exclusion.CORRUPT)
     if max(words.sizes, default=0) > MAX_UNITS:
         return PublishedNode(Exclusion.CORRUPT)
-    out = _find_out_of_service(inventory, annotations.get(NODE_CORDON))
+    out, all_known = _find_out_of_service(inventory, annotations.get(NODE_CORDON, ""))
     claims = serves_claims(node)
     if not claims and len(out) < len(words.sizes) and _offers_none(node, resource_name(unit_mib)):
         return PublishedNode(Exclusion.NO_PLUGIN)
@@ -118,7 +118,7 @@ def read_published(node: Node, unit_mib: int) -> PublishedNode:
         holds=holds,
         sizes=words.sizes,
         used=tuple(size if card in out else used for card, (size, used) in cards),
-        evictable=tuple(0 if card in out else size for card, (size, _) in cards),
+        evictable=tuple(size if all_known and card not in out else 0 for card, (size, _) in cards),
         uuids=tuple(record.uuid for record in inventory),
         indexes=tuple(record.index for record in inventory),
         models=tuple(record.model for record in inventory),
@@ -171,16 +171,18 @@ def _read_links(inventory: Sequence[CardRecord]) -> tuple[tuple[int, ...], ...]:
     return tuple(read_links(record.links, len(inventory)) for record in inventory)
 
 
-def _find_out_of_service(inventory: Sequence[CardRecord], cordon: str | None) -> frozenset[int]:
-    """Find the positions of unhealthy or cordoned cards; ignore a cordon that cannot be read."""
-    cordoned: frozenset[str] = frozenset()
+def _find_out_of_service(inventory: Sequence[CardRecord], cordon: str) -> tuple[frozenset[int], bool]:
+    """Find the positions of unhealthy or cordoned cards, and whether these are all.
+
+    Where a cordon cannot be read the daemon keeps the last one, of which only its words tell: they are full.
+    """
+    all_known, cordoned = True, frozenset[str]()
     if cordon:
         try:
-            cordoned = add_instances(
-                load_cordon(cordon), ((record.uuid, record.parent) for record in inventory)
-            )
+            parents = ((record.uuid, record.parent) for record in inventory)
+            cordoned = add_instances(load_cordon(cordon), parents)
         except PackingError:
-            cordoned = frozenset()
+            all_known = False
     return frozenset(
         card for card, record in enumerate(inventory) if not record.healthy or record.uuid in cordoned
-    )
+    ), all_known

@@ -42,7 +42,9 @@ def test_an_instance_is_cordoned_with_its_card() -> None:
 
 
 def test_a_cordon_that_cannot_be_read_is_left_to_the_node() -> None:
-    assert read_published(node("n", (8,), (1,), cordon="no uuid at all!"), 1024).used == (1,)
+    """It keeps the last one, and nobody is evicted for a card that may be among those."""
+    published = read_published(node("n", (8, 8), (1, 8), cordon="no uuid at all!"), 1024)
+    assert (published.used, published.evictable) == ((1, 8), (0, 0))
 
 
 def test_words_without_inventory_are_enough() -> None:

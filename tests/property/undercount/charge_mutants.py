@@ -154,8 +154,8 @@ CHARGE_MUTANTS = (
         plain,
         also=(
             published_nodes.read_published,
-            "out = _find_out_of_service(inventory, annotations.get(NODE_CORDON))",
-            "out = frozenset()",
+            "out, all_known = _find_out_of_service(inventory, annotations.get(NODE_CORDON, ''))",
+            "out, all_known = (frozenset(), True)",
         ),
     ),
     Mutant(
