@@ -12,8 +12,7 @@ from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import Dashboard, QueueController
-from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_rights
-from tests.cluster.harness.rest import ApiError
+from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_rights, define_kinds
 
 (GROUPS,) = list_pod_group_paths(COSCHEDULING, "default")
 CRD = {
@@ -52,19 +51,11 @@ CRD = {
 }
 
 
-def is_served(cluster: Cluster) -> bool:
-    try:
-        return "items" in cluster.api.get(GROUPS)
-    except ApiError:
-        return False
-
-
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Any) -> Cluster:
     cluster: Cluster = make_cluster(w.cards(8192, 8192))
     apply_rights(cluster.api, MANIFESTS / "namespace")
-    cluster.api.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CRD)
-    until(lambda: is_served(cluster), "PodGroups are served")
+    define_kinds(cluster.api, [CRD])
     return cluster
 
 

@@ -20,7 +20,7 @@ from tests.cluster.harness import binaries
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.images import SHELL
-from tests.cluster.harness.manifests import apply_all, path_of
+from tests.cluster.harness.manifests import apply_all, define_kinds, path_of
 from tests.cluster.harness.polling import until
 from tests.cluster.harness.processes import Process
 from tests.cluster.harness.rest import Api, Json
@@ -52,8 +52,7 @@ def _running(cluster: Cluster, controller: binaries.Published) -> Iterator[None]
     files = sorted(controller.folder.glob("*.yaml"))
     manifests: list[Json] = [each for file in files for each in read_yaml_documents(file.read_text()) if each]
     crds = [each for each in manifests if each["kind"] == "CustomResourceDefinition"]
-    apply_all(cluster.api, crds)
-    until(lambda: all(_is_served(cluster.api, crd) for crd in crds), f"CRDs of {controller.name}")
+    define_kinds(cluster.api, crds)
     if not controller.package:
         yield
         return
@@ -87,16 +86,6 @@ def _running(cluster: Cluster, controller: binaries.Published) -> Iterator[None]
         for hook in hooks:
             cluster.api.delete(path_of(cluster.api, hook))
         process.kill()
-
-
-def _is_served(api: Api, crd: Json) -> bool:
-    spec = crd["spec"]
-    return all(
-        any(found["name"] == spec["names"]["plural"] for found in served["resources"])
-        for version in spec["versions"]
-        if version["served"]
-        for served in [api.get(f"/apis/{spec['group']}/{version['name']}")]
-    )
 
 
 def _is_ready(port: int) -> bool:

@@ -15,7 +15,7 @@ from allocator.names import STARTUP_TAINT
 from tests.cluster.harness.autoscaler import TICK_S, TYPE, publish_cards
 from tests.cluster.harness.binaries import KARPENTER
 from tests.cluster.harness.cluster import NODES, write_status
-from tests.cluster.harness.manifests import apply_all
+from tests.cluster.harness.manifests import define_kinds
 from tests.cluster.harness.processes import Program
 from tests.cluster.harness.rest import Api, ApiError
 from tests.yaml_text import read_yaml
@@ -54,7 +54,7 @@ class MachineType:
 
 
 def install(api: Api) -> None:
-    apply_all(api, [read_yaml(crd.read_text()) for crd in sorted(KARPENTER.folder.glob("*.yaml"))])
+    define_kinds(api, [read_yaml(crd.read_text()) for crd in sorted(KARPENTER.folder.glob("*.yaml"))])
 
 
 def make_pool(api: Api, types: Sequence[MachineType], *, tainted: bool = True) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.harness.polling import until
 from tests.cluster.harness.rest import Api, Json
 from tests.yaml_text import read_yaml, read_yaml_documents
 
@@ -83,6 +84,12 @@ def apply_all(api: Api, objects: list[Json], *, dry_run: bool = False) -> list[J
     return [api.apply(path_of(api, one), one, dry_run=dry_run) for one in objects]
 
 
+def define_kinds(api: Api, definitions: list[Json]) -> None:
+    """Apply CustomResourceDefinitions; returns when the API server serves them, which is a moment later."""
+    apply_all(api, definitions)
+    until(lambda: all(_is_served(api, each) for each in definitions), "new kinds are served")
+
+
 def named(objects: list[Json], *names: str) -> list[Json]:
     """The objects of these names."""
     return [one for one in objects if one["metadata"]["name"] in names]
@@ -101,6 +108,16 @@ def path_of(api: Api, one: Json) -> str:
     resource, metadata = kinds[one["kind"]], one["metadata"]
     where = f"/namespaces/{metadata['namespace']}" if resource["namespaced"] else ""
     return f"{root}{where}/{resource['name']}/{metadata['name']}"
+
+
+def _is_served(api: Api, definition: Json) -> bool:
+    spec = definition["spec"]
+    return all(
+        any(found["name"] == spec["names"]["plural"] for found in served["resources"])
+        for version in spec["versions"]
+        if version["served"]
+        for served in [api.get(f"/apis/{spec['group']}/{version['name']}")]
+    )
 
 
 def _build(folder: Path, objects: list[Json]) -> list[Json]:
