@@ -10,7 +10,7 @@ KubeApiError
 ├── NotFound          404
 ├── Conflict          409, and 422 for another UID; `cause` says which of them
 ├── Gone              410, as status or as ERROR event of a watch: list again
-├── Invalid           400, 405, 413, 415, 422: the request itself is wrong
+├── Invalid           400, 405, 413, 415, 422: the request itself is wrong, or an eviction refused for good
 ├── TooManyRequests   429: the API server has too much to do
 ├── BudgetRefused     a PodDisruptionBudget does not allow an eviction now, nearly always 429
 ├── ServerError       5xx
@@ -139,7 +139,7 @@ class Gone(KubeApiError):
 
 
 class Invalid(KubeApiError):
-    """400, 405, 413, 415 or 422: asking again will not help."""
+    """400, 405, 413, 415 or 422, or 500 for a pod that two budgets cover: asking again will not help."""
 
 
 class TooManyRequests(KubeApiError):
@@ -230,6 +230,7 @@ class ApiStatus(msgspec.Struct):
 
 
 _BUDGET_CAUSE = "DisruptionBudget"
+_SEVERAL_BUDGETS = "This pod has more than one PodDisruptionBudget"
 _BY_STATUS: dict[int, type[KubeApiError]] = {
     401: Unauthorized,
     403: Forbidden,
@@ -296,7 +297,8 @@ def make_error(status: int, body: bytes, *, what: str = "", retry_after: str | N
     # The API server takes another UID in a patch for an attempt to change that, and says 422.
     if status == 409 or (status == 422 and cause == "uid"):  # noqa: PLR2004
         return Conflict(_join_message(what, message), status=status, reason=reason, cause=cause)
-    kind = _BY_STATUS.get(status, ServerError if status >= 500 else Invalid)  # noqa: PLR2004
+    is_fault = status >= 500 and _SEVERAL_BUDGETS not in message  # noqa: PLR2004
+    kind = _BY_STATUS.get(status, ServerError if is_fault else Invalid)
     return (BudgetRefused if answer.is_of_budget else kind)(
         _join_message(what, message),
         status=status,

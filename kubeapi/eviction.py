@@ -22,6 +22,7 @@ async def evict_pod(
         NotFound: no such pod.
         Conflict: cause "uid", another pod has the name now.
         BudgetRefused: a PodDisruptionBudget does not allow it now.
+        Invalid: more than one PodDisruptionBudget covers the pod.
         KubeApiError: see errors.py.
     """
     body = {

@@ -143,6 +143,13 @@ def test_a_budgets_refusal_of_an_eviction_is_none_of_a_busy_api_server(code) -> 
     assert type(starts) is errors.TooManyRequests
 
 
+def test_a_pod_that_two_budgets_cover_is_not_evicted_later_either() -> None:
+    """The words and the status of kube-apiserver, which gives no reason."""
+    text = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+    error = make_error(500, msgspec.json.encode({"kind": "Status", "message": text, "code": 500}))
+    assert (type(error), error.maybe_done, error.is_passing) == (errors.Invalid, False, False)
+
+
 @pytest.mark.parametrize(
     ("error", "is_passing", "can_be_repeated"),
     [

@@ -155,6 +155,7 @@ def test_a_term_without_conditions_stays_so() -> None:
         ({}, WriteOutcome.DONE),
         (NotFound("gone"), WriteOutcome.GONE),
         (BudgetRefused("budget"), WriteOutcome.REFUSED),
+        (Invalid("two budgets"), WriteOutcome.REFUSED),
         (Unauthorized("expired"), WriteOutcome.REFUSED),
         (Unreachable("reset", maybe_done=True), WriteOutcome.UNKNOWN),
         (TimedOut("no answer"), WriteOutcome.UNKNOWN),
