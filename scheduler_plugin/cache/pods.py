@@ -37,7 +37,10 @@ STANDARD_RESOURCES: Final = frozenset({"cpu", "memory", "pods"})
 """Resources that are no further ones, beside those of `OWN_PREFIX`."""
 
 OVERDUE_AFTER_S: Final = 60.0
-"""A pod that is there so long after its grace period ended is not about to leave: its kubelet may be gone."""
+"""A pod that is there so long after its grace period ended is not about to leave: its kubelet may be gone.
+
+So is one that is not being deleted so long after its eviction was accepted.
+"""
 
 MAX_REQUESTED: Final = 1 << 53
 """More thousandths of a core, or bytes, than any machine has; the API server accepts far larger requests."""

@@ -15,15 +15,12 @@ from kubeapi.errors import UNREADABLE, KubeApiError
 from kubeapi.eviction import nominate_node
 from kubeapi.object_api import ObjectApi
 from kubeapi.objects import decode_pod
-from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.cache.pods import OVERDUE_AFTER_S, PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan
 
 RESERVED_AFTER_EVICTION_S: Final = 60.0
 """How long cards stay reserved after the last victim has gone."""
-
-EVICTION_TIMEOUT_S: Final = 30.0
-"""A pod that does not leave so long after its eviction was accepted counts as one that stays."""
 
 REANNOUNCE_AFTER_S: Final = 15.0
 """How long after kube-scheduler has cleared a nomination it is written again."""
@@ -194,7 +191,7 @@ class Nominations:
         if victim is None or victim.ended:
             return False
         if victim.grace_ends_at is None:
-            return self._clock() < nomination.since + EVICTION_TIMEOUT_S
+            return self._clock() < nomination.since + OVERDUE_AFTER_S
         return self._eligible().is_leaving(victim)
 
     def _adopt_nominated(self) -> None:

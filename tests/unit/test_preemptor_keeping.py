@@ -10,7 +10,6 @@ from kubeapi.errors import Unreachable
 from scheduler_plugin.cache.group_holds import HOLD_S
 from scheduler_plugin.cache.pods import OVERDUE_AFTER_S
 from scheduler_plugin.preemption.nominations import (
-    EVICTION_TIMEOUT_S,
     FOREIGN_NOMINATION_S,
     REANNOUNCE_AFTER_S,
     RESERVED_AFTER_EVICTION_S,
@@ -76,11 +75,11 @@ async def test_a_victim_that_does_not_leave_is_not_waited_for_for_ever(
     world.wait("needy", 8)
     world.api.silent = stays == "not seen"
     await world.settle()
-    longest_s = EVICTION_TIMEOUT_S if stays == "not seen" else world.api.grace_s + OVERDUE_AFTER_S
+    longest_s = OVERDUE_AFTER_S if stays == "not seen" else world.api.grace_s + OVERDUE_AFTER_S
     await world.settle(longest_s - 1)
     await world.settle(RESERVED_AFTER_EVICTION_S - 1)
-    assert len(world.state.reservations) == 1
     await world.settle(2)
+    assert len(world.state.reservations) == 1
     await world.settle(RESERVED_AFTER_EVICTION_S)
     assert len(world.state.reservations) == 0
 
@@ -312,7 +311,7 @@ async def test_an_eviction_that_is_seen_late_is_waited_for_after_all(world: Pree
     world.wait("needy", 8)
     world.api.silent = True
     await world.settle()
-    await world.settle(EVICTION_TIMEOUT_S)
+    await world.settle(OVERDUE_AFTER_S)
     world.api.grace_s = 600
     victim = world.api.pods["/api/v1/namespaces/default/pods/b"]
     victim["metadata"]["deletionTimestamp"] = "2027-01-15T09:00:00Z"
