@@ -130,6 +130,11 @@ def container(
     return {"name": name, "image": "x", "resources": {"limits": amounts, "requests": amounts}, **more}
 
 
+def without_cards(**amounts: str) -> list[dict[str, object]]:
+    """A container that asks for no card."""
+    return [{"name": "main", "image": "x", "resources": {"limits": amounts, "requests": amounts}}]
+
+
 def in_percent(percent: int, name: str = "main") -> dict[str, object]:
     """A container that asks for a share of a card."""
     amounts = {PERCENT_RESOURCE: str(percent)}

@@ -32,7 +32,7 @@ class PodResourcesList:
     kubelet: SocketId | None
 
 
-async def list_pod_resources(socket: Path, *, timeout_s: float = 5.0) -> PodResourcesList:
+async def list_pod_resources(socket: Path) -> PodResourcesList:
     """Ask a kubelet what every container holds now, on a connection of its own.
 
     Raises:
@@ -42,7 +42,7 @@ async def list_pod_resources(socket: Path, *, timeout_s: float = 5.0) -> PodReso
     options = [("grpc.max_receive_message_length", _MAX_LIST_BYTES), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
         stub = rpc.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
-        answer = await stub.List(pb.ListPodResourcesRequest(), timeout=timeout_s)
+        answer = await stub.List(pb.ListPodResourcesRequest(), timeout=5.0)
     return PodResourcesList(
         entries=_by_container(answer),
         pods=frozenset((pod.namespace, pod.name) for pod in answer.pod_resources),

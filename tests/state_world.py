@@ -8,9 +8,9 @@ from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import node, pod, uuid
 
 
-def state_with(*sizes: int, name: str = "n") -> ClusterState:
+def state_with(*sizes: int) -> ClusterState:
     state = ClusterState()
-    state.apply_node(node(name, sizes or (16, 16)), 0)
+    state.apply_node(node("n", sizes or (16, 16)), 0)
     return state
 
 

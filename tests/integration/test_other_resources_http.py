@@ -10,7 +10,7 @@ import pytest
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
-from tests.cluster_builders import container
+from tests.cluster_builders import container, without_cards
 from tests.extender_client import Client, extender
 from tests.waiting import until
 
@@ -24,18 +24,13 @@ NODES = {
 """Nodes of 40 cores, 100 GiB and 16 units: units in use, what they have beside that, and what pods use."""
 
 
-def plain(**resources: str) -> list[dict[str, object]]:
-    """A container that asks for no card."""
-    return [{"name": "main", "image": "x", "resources": {"limits": resources, "requests": resources}}]
-
-
 @asynccontextmanager
 async def cluster(tmp_path: Path, policy: str, **options: Any) -> AsyncIterator[Client]:
     given = {"node_policy": policy, "node_policy_parameters": {"resources": DISK}, **options}
     async with ApiServer() as api, extender(tmp_path, api, **given) as client:
         for name, (units, resources, used) in NODES.items():
             client.make_node(name, (16,), (units,), resources=resources)
-            client.make_pod(f"filler-{name}", 1, containers=plain(**used), spec={"nodeName": name})
+            client.make_pod(f"filler-{name}", 1, containers=without_cards(**used), spec={"nodeName": name})
         await until(client.ready)
         await until(lambda: (client.state.nodes.cpu_used > 0).sum() == len(NODES))
         yield client
@@ -61,7 +56,7 @@ async def test_what_the_pod_asks_of_it_counts(tmp_path: Path) -> None:
 
 async def test_nodes_are_ranked_by_it_for_pods_without_gpu(tmp_path: Path) -> None:
     async with cluster(tmp_path, "balanced", rank_all_pods=True) as client:
-        pod = client.make_pod("p", 1, containers=plain(cpu="1", memory="1Gi"))
+        pod = client.make_pod("p", 1, containers=without_cards(cpu="1", memory="1Gi"))
         _, scores = await client.post("/prioritize", {"Pod": pod, "NodeNames": [*NODES]})
         assert {each["Host"]: each["Score"] for each in scores} == {"a": 9, "b": 10}
 

@@ -10,6 +10,7 @@ import pytest
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
+from tests.cluster_builders import without_cards
 from tests.extender_client import Client, extender
 from tests.waiting import until
 
@@ -22,18 +23,13 @@ NODES: dict[str, tuple[tuple[int, ...] | None, int, int]] = {
 """Cards, units in use, cores in use of 40 (and as many percent of the memory)."""
 
 
-def plain(cpu: int, memory_gib: int) -> list[dict[str, object]]:
-    amounts = {"cpu": str(cpu), "memory": f"{memory_gib}Gi"}
-    return [{"name": "main", "image": "x", "resources": {"limits": amounts, "requests": amounts}}]
-
-
 @asynccontextmanager
 async def cluster(tmp_path: Path, policy: str, *, rank_all_pods: bool = True) -> AsyncIterator[Client]:
     options = {"node_policy": policy, "rank_all_pods": rank_all_pods}
     async with ApiServer() as api, extender(tmp_path, api, **options) as client:
         for name, (sizes, units, cpu) in NODES.items():
             client.make_node(name, sizes, None if sizes is None else (units,))
-            containers = plain(cpu, 100 * cpu // 40)
+            containers = without_cards(cpu=str(cpu), memory=f"{100 * cpu // 40}Gi")
             client.make_pod(f"filler-{name}", 1, containers=containers, spec={"nodeName": name})
         await until(client.ready)
         await until(lambda: (client.state.nodes.cpu_used > 0).sum() == len(NODES))
@@ -41,7 +37,7 @@ async def cluster(tmp_path: Path, policy: str, *, rank_all_pods: bool = True) ->
 
 
 async def ranks(client: Client, **spec: Any) -> dict[str, int]:
-    pod = client.make_pod("p", 1, containers=plain(2, 5), **spec)
+    pod = client.make_pod("p", 1, containers=without_cards(cpu="2", memory="5Gi"), **spec)
     status, scores = await client.post("/prioritize", {"Pod": pod, "NodeNames": [*NODES, "unknown"]})
     assert status == 200
     return {entry["Host"]: entry["Score"] for entry in scores}

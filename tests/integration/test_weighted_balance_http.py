@@ -9,7 +9,7 @@ import pytest
 
 from allocator.names import QUEUE_GATE
 from standins.apiserver.server import ApiServer
-from tests.cluster_builders import container
+from tests.cluster_builders import container, without_cards
 from tests.extender_client import Client, extender
 from tests.waiting import until
 
@@ -17,12 +17,6 @@ USED = {"a": (32, 26, 14), "b": (35, 42, 5)}
 """Of 40 cores, 100 GiB and 16 units: cores, GiB, units."""
 
 WITHOUT_PENDING, PENDING_CPU = "b", "a"
-
-
-def plain(cpu: int, memory_gib: int) -> list[dict[str, object]]:
-    """A container that asks for no card."""
-    amounts = {"cpu": str(cpu), "memory": f"{memory_gib}Gi"}
-    return [{"name": "main", "image": "x", "resources": {"limits": amounts, "requests": amounts}}]
 
 
 def asking(units: int, cpu: int, memory_gib: int) -> list[dict[str, object]]:
@@ -39,9 +33,8 @@ async def cluster(
     async with ApiServer() as api, extender(tmp_path, api, **options) as client:
         for name, (cpu, memory, units) in used.items():
             client.make_node(name, (16,), (units,))
-            filler = client.make_pod(
-                f"filler-{name}", 1, containers=plain(cpu, memory), spec={"nodeName": name}
-            )
+            containers = without_cards(cpu=str(cpu), memory=f"{memory}Gi")
+            filler = client.make_pod(f"filler-{name}", 1, containers=containers, spec={"nodeName": name})
             await client.knows(filler["metadata"]["uid"])
         await until(client.ready)
 
@@ -53,8 +46,8 @@ async def cluster(
         yield client
 
 
-async def first_of(client: Client, name: str = "p") -> str:
-    pod = client.make_pod(name, 1, containers=asking(2, 4, 10))
+async def first_of(client: Client) -> str:
+    pod = client.make_pod("p", 1, containers=asking(2, 4, 10))
     await client.knows(pod["metadata"]["uid"])
     return str((await client.filter(pod, *USED))["NodeNames"][0])
 
@@ -63,7 +56,7 @@ async def first_of(client: Client, name: str = "p") -> str:
     ("waiting", "expected"),
     [
         ({"containers": asking(1, 41, 1)}, PENDING_CPU),
-        ({"containers": plain(41, 1)}, PENDING_CPU),
+        ({"containers": without_cards(cpu="41", memory="1Gi")}, PENDING_CPU),
         ({"containers": asking(1, 41, 1), "gates": [QUEUE_GATE]}, PENDING_CPU),
         ({"containers": asking(1, 41, 1), "gates": ["somebody.else/gate"]}, PENDING_CPU),
         ({"containers": asking(1, 1, 101)}, WITHOUT_PENDING),

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,10 @@ from kubeapi.objects import (
     ObjectMeta,
     PodStatus,
 )
-from tests.limits_world import GIB, OTHER, UID, LimitsWorld, identifier
+from tests.limits_world import GIB, OTHER, UID, LimitsWorld, identifier, world
 from tests.waiting import until
+
+__all__ = ["world"]
 
 
 class View:
@@ -96,13 +97,6 @@ class Node:
 
     def used(self) -> dict[tuple[str, str, str], int | None]:
         return {(row.uid, row.container, row.uuid): row.used_mib for row in self.memory.read_rows()}
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[LimitsWorld]:
-    found = LimitsWorld(tmp_path)
-    yield found
-    await found.end()
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ def _kept(world: QueueWorld) -> list[str]:
     return [node for _, node in world.queue.update_reservations(world.now)]
 
 
-def _keeping(config: str = TWO) -> QueueWorld:
+def _keeping() -> QueueWorld:
     """Two nodes with a card, half of each used by b; a pod of a waits for a whole card, kept on n1."""
-    world = QueueWorld(config)
+    world = QueueWorld(TWO)
     for node in ("n1", "n2"):
         world.node(node, (16,))
     for uid in [world.pod(f"b{i}", 9, queue="b", created=0) for i in range(2)]:

@@ -13,9 +13,9 @@ from tests.cluster_builders import node, pod, uuid
 NAMES = [f"n{i}" for i in range(6)]
 
 
-def full_cluster(rules: ChargeRules | None = None) -> ClusterState:
+def full_cluster() -> ClusterState:
     """Nodes of one card, each filled by a pod that its words do not show."""
-    state = ClusterState(rules=rules)
+    state = ClusterState()
     state.replace_nodes([node(name, (8,)) for name in NAMES], "1", 0)
     state.replace_pods(
         [

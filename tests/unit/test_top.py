@@ -11,6 +11,7 @@ from allocator.names import resource_name
 from allocator.records import CardRecord, dump_cards
 from gpupack.errors import InputError
 from gpupack.inventory import CardRow, NodeRow, build_rows, load_nodes, render
+from tests.integration.top_world import card
 from tests.kubectl_nodes import CARDS, INVENTORY, REVISION, listed, node
 
 
@@ -203,46 +204,18 @@ def test_json_is_the_documented_form():
         "revision": REVISION,
         "foreign_gpus": {},
     }
-    half = {
-        "index": 0,
-        "uuid": None,
-        "model": None,
-        "size_units": 14,
-        "used_units": 7,
-        "assumed_units": 0,
-        "in_use_units": 7,
-        "held_units": None,
-        "compute_limit": None,
-        "compute_in_use": None,
-        "healthy": True,
-        "cordoned": False,
-        "cordon_reason": None,
-        "held": None,
-        "memory_mode": None,
-        "driver_detached": False,
-    }
     assert json.loads(render(MIXED[1:], "json")) == [
-        {"node": "half", "cards": [half], "unit_mib": 1024, "error": "annotation bad", **well},
+        {"node": "half", "cards": [card(7)], "unit_mib": 1024, "error": "annotation bad", **well},
         {
             "node": "node-1",
             "cards": [
                 {
+                    **card(used, size, f"GPU-{letter}", "NVIDIA L40S"),
                     "index": index,
-                    "uuid": f"GPU-{letter}",
-                    "model": "NVIDIA L40S",
-                    "size_units": size,
-                    "used_units": used,
-                    "assumed_units": 0,
                     "in_use_units": 4 if index == 1 else used,
                     "held_units": 4 if index == 1 else None,
-                    "compute_limit": None,
-                    "compute_in_use": None,
                     "healthy": index != 1,
                     "cordoned": index == 2,
-                    "cordon_reason": None,
-                    "held": None,
-                    "memory_mode": None,
-                    "driver_detached": False,
                 }
                 for index, letter, size, used in ((0, "a", 44, 0), (1, "b", 44, 44), (2, "c", 0, 0))
             ],

@@ -233,20 +233,18 @@ class Cluster:
     def node_object(self) -> Json:
         return self.api.get(f"{NODES}/{self.node_name}")
 
-    def wait_registered(self, after: float, timeout_s: float = PATIENCE_S) -> None:
+    def wait_registered(self, after: float) -> None:
         """Return once the kubelet that runs now has taken `gpupack node`'s devices and the Node says so.
 
         Args:
             after: `time.time()` before the kubelet or the daemon was restarted: what the Node said before
                 means nothing, it goes on saying so for a while.
         """
-        until(lambda: self._sockets_since(after), "sockets of kubelet and plugin", timeout_s)
-        until(self.daemon.is_ready, "gpupack node registered", timeout_s)
+        until(lambda: self._sockets_since(after), "sockets of kubelet and plugin")
+        until(self.daemon.is_ready, "gpupack node registered")
         full = sum(card.size for card in self.state().cards)
-        until(
-            lambda: self.host.has_taken_devices(RESOURCE, full, after), "our list in the kubelet", timeout_s
-        )
-        until(lambda: self.allocatable() == full, "the kubelet's count of units", timeout_s)
+        until(lambda: self.host.has_taken_devices(RESOURCE, full, after), "our list in the kubelet")
+        until(lambda: self.allocatable() == full, "the kubelet's count of units")
 
     def register_again(self, *steps: Callable[[], object]) -> None:
         """Do something that ends the registration of `gpupack node`, and wait for the next one."""
@@ -279,7 +277,7 @@ class Cluster:
         assert state is not None, "the node carries no packed words"
         return state
 
-    def wait_used(self, expected: list[int], timeout_s: float = PATIENCE_S) -> NodeState:
+    def wait_used(self, expected: list[int]) -> NodeState:
         """Return the node's state once its cards' used units are, sorted, as expected."""
 
         def equal() -> NodeState | None:
@@ -287,7 +285,7 @@ class Cluster:
             assert sorted(state.used) == sorted(expected), f"used {state.used}"
             return state
 
-        state = until(equal, f"used units {expected}", timeout_s)
+        state = until(equal, f"used units {expected}")
         assert state is not None
         return state
 

@@ -34,7 +34,7 @@ def until(probe: Callable[[], T], what: str, timeout_s: float = PATIENCE_S, ever
         time.sleep(every_s)
 
 
-def holds_for(probe: Callable[[], bool], what: str, for_s: float, every_s: float = 0.1) -> None:
+def holds_for(probe: Callable[[], bool], what: str, for_s: float) -> None:
     """Assert that `probe` stays true for `for_s` seconds.
 
     Raises:
@@ -43,4 +43,4 @@ def holds_for(probe: Callable[[], bool], what: str, for_s: float, every_s: float
     deadline = time.monotonic() + for_s
     while time.monotonic() < deadline:
         assert probe(), f"{what}: did not stay so"
-        time.sleep(every_s)
+        time.sleep(0.1)

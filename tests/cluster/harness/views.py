@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.cluster.harness import cgroups
 from tests.cluster.harness.cluster import PODS, Cluster
-from tests.cluster.harness.polling import PATIENCE_S, until
+from tests.cluster.harness.polling import until
 from tests.cluster.harness.rest import Json
 from tests.cluster.harness.words import NodeState
 
@@ -52,7 +52,7 @@ def promised_to_pods(cluster: Cluster) -> dict[str, Counter[str]]:
     return found
 
 
-def wait_agree(cluster: Cluster, timeout_s: float = PATIENCE_S) -> NodeState:
+def wait_agree(cluster: Cluster) -> NodeState:
     """Return the node's state once its words say exactly what the containers' environments say.
 
     The words may have a pod's units a while before they say whose they are: then they have both.
@@ -65,7 +65,7 @@ def wait_agree(cluster: Cluster, timeout_s: float = PATIENCE_S) -> NodeState:
         assert state.holds == pods.keys(), f"words have pods {state.holds}, containers {pods.keys()}"
         return state
 
-    return until(agree, "words and containers agree", timeout_s)
+    return until(agree, "words and containers agree")
 
 
 def cgroup_of(cluster: Cluster, pod: str, container: str) -> Path:
