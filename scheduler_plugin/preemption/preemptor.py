@@ -48,8 +48,11 @@ REFUSAL_VALID_S: Final = 60.0
 KUBE_PREEMPTION_S: Final = 30.0
 """A pod for which kube-scheduler preempts is left to it for so long."""
 
-SPARED_VICTIM_S: Final = 30.0
-"""How long a pod whose eviction was refused is no victim, unless the API server asks for more time."""
+SPARED_VICTIM_S: Final = (30.0, 300.0)
+"""Shortest and longest time for which a pod whose eviction was refused is no victim."""
+
+BUSY_FAILURES: Final = 2
+"""Failures in a row after which an API server that says it has too much to do means the victim."""
 
 REST_S: Final = (5.0, 60.0)
 """Shortest and longest rest of a pod for which preemption failed or no victims were found."""
@@ -138,7 +141,7 @@ class Preemptor:
         self._refused: BoundedDict[str, RefusedPod] = BoundedDict(MAX_REFUSED_PODS)
         self._left_until: dict[str, float] = {}
         self._resting: KeyedBackoff[str] = KeyedBackoff(*REST_S)
-        self._spared_until: dict[str, float] = {}
+        self._spared: KeyedBackoff[str] = KeyedBackoff(*SPARED_VICTIM_S)
         self._next_search_at = float("-inf")
         self._tokens = TokenBucket(EVICTION_BURST, EVICTION_INTERVAL_S, clock)
         self.nominations = Nominations(state, api, clock, self._make_eviction_rules, self._make_plan)
@@ -167,9 +170,10 @@ class Preemptor:
         """Run one round: review nominations, then preempt for the refused pods that are due."""
         now = self._clock()
         self._resting.pop_due(now)
-        for memory in (self._left_until, self._spared_until):
-            for uid in [uid for uid, until in memory.items() if until <= now]:
-                del memory[uid]
+        self._spared.pop_due(now)
+        self._spared.forget_others(self.state.pods)
+        for uid in [uid for uid, until in self._left_until.items() if until <= now]:
+            del self._left_until[uid]
         if not self._can_act():
             return
         self.state.expire_tombstones(now)
@@ -262,7 +266,8 @@ class Preemptor:
 
     def _make_eviction_rules(self, before: Sequence[PreemptionPlan] = ()) -> EvictionRules:
         going = {victim.uid: victim for plan in before for victim in plan.victims}
-        return EvictionRules(self.budgets, self._spared_until.keys(), self._wall(), going)
+        spared = [uid for uid in self._spared if self._spared.is_paused(uid)]
+        return EvictionRules(self.budgets, spared, self._wall(), going)
 
     async def _preempt(self, uid: str, refusal: RefusedPod) -> None:
         began, pod, members = self._clock(), self.state.pods[uid], self._list_members(uid)
@@ -464,10 +469,11 @@ class Preemptor:
         except KubeApiError as error:
             if is_gone(error):
                 return
-            # While the API server has too much to do, another victim would be refused as well.
-            if not error.can_be_repeated:
-                pause_s = max(SPARED_VICTIM_S, error.retry_after_s or 0.0)
-                self._spared_until[victim.uid] = self._clock() + pause_s
+            # While the API server has too much to do, another victim would be refused as well. If that does
+            # not end, it may be a webhook that says so of this one.
+            failures = self._resting.count_failures(nomination.pod.uid)
+            if not error.can_be_repeated or failures >= BUSY_FAILURES:
+                self._spared.failed(victim.uid, self._clock())
             raise
         log.info("evicted", pod=victim.full_name, node=victim.node, preemptor=nomination.pod.full_name)
         self.evicted(victim, nomination.pod, victim.node)

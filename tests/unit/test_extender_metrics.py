@@ -120,5 +120,5 @@ async def test_what_the_preemptor_does_is_counted() -> None:
     assert told() == [0, 0, 0, 0]
     await world.settle()
     assert told() == [1, 1, 1, 0]
-    await world.settle(SPARED_VICTIM_S)
+    await world.settle(SPARED_VICTIM_S[0])
     assert told() == [2, 1, 2, 1]
