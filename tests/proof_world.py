@@ -52,6 +52,13 @@ def prover(
     return Prover(source, provable, chosen, scratch, lambda uuid: f"not asked of {uuid}")
 
 
+def prove(source: GpuSource, root: Path, *args: Any, **options: Any) -> list[CardProof]:
+    """Run such a prover; returns what it has found."""
+    trying = prover(source, root, *args, **options)
+    trying.run()
+    return trying.proofs
+
+
 def results(proofs: list[CardProof]) -> dict[str, str]:
     """Results by what was tried; of several cards the last."""
     return {proof.what: proof.result for proof in proofs}

@@ -19,7 +19,7 @@ from deviceplugin.gpus.nvidia.proving import NvmlProvable
 from deviceplugin.gpus.nvidia.source import NvmlGpus
 from deviceplugin.proof.scratch import NAME, ScratchCgroup
 from tests.nvml_world import Card, Driver, process
-from tests.proof_world import found, prover, results
+from tests.proof_world import found, prove, results
 
 MIB = 1 << 20
 ECHO = """
@@ -191,14 +191,13 @@ def test_a_whole_proof_on_the_kernels_cgroups(
 
     source = NvmlGpus(pci_devices=library.parent, cgroup_root=kernels, probe_parent=lambda: kernels)
     source.open()
-    trying = prover(source, kernels, Watched(source), ScratchCgroup(kernels))
-    trying.run()
-    said = results(trying.proofs)
-    assert "limit refuses" in said, trying.proofs
+    proofs = prove(source, kernels, Watched(source), ScratchCgroup(kernels))
+    said = results(proofs)
+    assert "limit refuses" in said, proofs
     if refuses:
         assert {name for name, result in said.items() if result not in {"proven", "measured"}} == set()
-        assert found(trying.proofs, "limit refuses").startswith("1664 MiB were given in pieces of 128")
-        assert found(trying.proofs, "use is counted").startswith("1964 MiB")
+        assert found(proofs, "limit refuses").startswith("1664 MiB were given in pieces of 128")
+        assert found(proofs, "use is counted").startswith("1964 MiB")
         assert said["more without the limit"] == "proven"
     else:
         assert said["limit refuses"] == said["size that a process is told"] == "refuted"

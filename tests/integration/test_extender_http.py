@@ -38,7 +38,8 @@ async def test_a_pod_from_filter_to_its_node_s_words(client: Client) -> None:
     assert bound["spec"]["nodeName"] == "b"
     assert json.loads(bound["metadata"]["annotations"][POD_ASSIGNED]) == {"main": [[uuid("b", 1), 9]]}
     assert client.state.nodes.assumed[client.state.nodes.rows["b"], :2].tolist() == [0, 9]
-    assert "is bound to node b already" in await until_bound(client, pod)
+    await until(lambda: client.state.pods[pod["metadata"]["uid"]].node)
+    assert "is bound to node b already" in await client.bind(pod, "b")
     made: Any = node_object("b", (16, 16), (4, 9), holds=[pod["metadata"]["uid"]])
     annotations = made["metadata"]["annotations"]
     client.api.patch_node("b", {"metadata": {"annotations": {NODE_HOLDS: annotations[NODE_HOLDS]}}})
@@ -50,11 +51,6 @@ async def test_a_pod_from_filter_to_its_node_s_words(client: Client) -> None:
 
     await until(confirmed)
     assert client.state.nodes.free[client.state.nodes.rows["b"], :2].tolist() == [12, 7]
-
-
-async def until_bound(client: Client, pod: dict[str, Any]) -> str:
-    await until(lambda: client.state.pods[pod["metadata"]["uid"]].node)
-    return await client.bind(pod, "b")
 
 
 async def test_a_pod_that_changes_while_its_binding_is_on_the_way_is_refused_and_bound_the_next_time(

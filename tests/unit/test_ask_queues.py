@@ -168,45 +168,33 @@ def test_a_second_stage_whose_first_may_have_ended_comes_before_a_successor(phas
     assert [move.pod for move in start(cluster).moves] == ([] if phase == "Succeeded" else ["moved"])
 
 
-def test_a_hole_that_the_queue_fills_is_no_place_for_a_pod_of_no_queue() -> None:
+@pytest.mark.parametrize(
+    ("asked", "hole", "rest"),
+    [((16, 0), (8, 0), (8, 0)), ((4, 100), (2, 60), (2, 40))],
+    ids=["memory", "compute"],
+)
+def test_a_hole_that_the_queue_fills_is_no_place_for_a_pod_of_no_queue(
+    asked: tuple[int, int], hole: tuple[int, int], rest: tuple[int, int]
+) -> None:
     """`first` makes room on node a for `second`; a pod of the queue that waits for a would have it."""
-    here = (("zone", "here"),)
-    nodes = (
-        Node("a", (8,), labels=(*here, ("only", "a"))),
-        Node("b", (16,), labels=here),
-        Node("c", (8,)),
-    )
-    pods = (Pod("first", 8, "a", (0,)), Pod("second", 8, "b", (0,), selector=here))
-    waits = Pod("waits", 8, queue="a", selector=(("only", "a"),))
-
-    def moves(*more: Pod) -> list[str]:
-        cluster = World(nodes, (*pods, *more)).cluster
-        cluster.queue = read_rules(DecisionSettings("queues: [{name: a}]"))
-        return [move.pod for move in start(cluster).moves]
-
-    assert moves() == ["first", "second"]
-    assert moves(waits) == []
-
-
-def test_a_hole_in_the_compute_that_the_queue_fills_is_no_place_either() -> None:
-    """As above, on cards that have the memory."""
     here = (("zone", "here"),)
     nodes = (
         Node("a", (16,), labels=(*here, ("only", "a"))),
         Node("b", (16,), labels=here),
         Node("c", (16,)),
     )
+    units, compute = hole
     pods = (
-        Pod("first", 2, "a", (0,), compute=60),
-        Pod("second", 2, "b", (0,), selector=here, compute=60),
-        *(Pod(f"stays-{node}", 2, node, (0,), owned=False, compute=40) for node in "ac"),
+        Pod("first", units, "a", (0,), compute=compute),
+        Pod("second", units, "b", (0,), selector=here, compute=compute),
+        *(Pod(f"stays-{node}", rest[0], node, (0,), owned=False, compute=rest[1]) for node in "ac"),
     )
-    waits = Pod("waits", 2, queue="a", selector=(("only", "a"),), compute=60)
+    waits = Pod("waits", units, queue="a", selector=(("only", "a"),), compute=compute)
 
     def moves(*more: Pod) -> list[str]:
         cluster = World(nodes, (*pods, *more)).cluster
         cluster.queue = read_rules(DecisionSettings("queues: [{name: a}]"))
-        return [move.pod for move in advise_start(cluster, FitQuestion(4, compute=100)).moves]
+        return [move.pod for move in advise_start(cluster, FitQuestion(asked[0], compute=asked[1])).moves]
 
     assert moves() == ["first", "second"]
     assert moves(waits) == []

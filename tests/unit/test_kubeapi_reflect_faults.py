@@ -93,8 +93,8 @@ async def test_relist_interrupts_a_watch() -> None:
     assert sink.calls == [("replace", [], "9"), ("replace", ["a"], "15")]
 
 
-async def test_relist_interrupts_a_wait() -> None:
-    api = Api(("list", [Unreachable("refused")]), ("list", [page("3")]))
+def sleep_for_ever(api: Api) -> asyncio.Event:
+    """Let no wait end; the event is set once one has begun."""
     waiting = asyncio.Event()
 
     async def sleep(seconds) -> None:
@@ -102,6 +102,12 @@ async def test_relist_interrupts_a_wait() -> None:
         await asyncio.Event().wait()
 
     api.sleep = sleep
+    return waiting
+
+
+async def test_relist_interrupts_a_wait() -> None:
+    api = Api(("list", [Unreachable("refused")]), ("list", [page("3")]))
+    waiting = sleep_for_ever(api)
     async with running(api) as (reflector, sink):
         await asyncio.wait_for(waiting.wait(), 5)
         reflector.relist()
@@ -120,13 +126,7 @@ async def test_last_contact_follows_answers_and_events() -> None:
 
 async def test_cancelled_while_waiting_it_leaves_nothing_behind() -> None:
     api = Api(("list", [Unreachable("refused")]))
-    waiting = asyncio.Event()
-
-    async def sleep(seconds) -> None:
-        waiting.set()
-        await asyncio.Event().wait()
-
-    api.sleep = sleep
+    waiting = sleep_for_ever(api)
     before = asyncio.all_tasks()
     async with running(api):
         await asyncio.wait_for(waiting.wait(), 5)

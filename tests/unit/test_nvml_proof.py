@@ -13,9 +13,9 @@ from deviceplugin.gpus.api.provable import FAULTS, MIG_CHANGES
 from deviceplugin.gpus.nvidia.events import KINDS
 from deviceplugin.gpus.nvidia.proving import NvmlProvable
 from deviceplugin.gpus.nvidia.source import NvmlGpus
-from deviceplugin.proof.prover import LIMIT_MIB, Prover
+from deviceplugin.proof.prover import LIMIT_MIB, CardProof, Prover
 from tests.nvml_world import Card, Driver, process
-from tests.proof_world import User, found, prover, results, root_of
+from tests.proof_world import User, found, prove, prover, results, root_of
 
 MIB = 1 << 20
 
@@ -159,42 +159,42 @@ def test_cards_without_mig(driver: Driver, trying: Prover, code: int, says: str,
     assert (results(trying.proofs)["MIG mode"], says in found(trying.proofs, "MIG mode")) == (result, True)
 
 
-def instances(driver: Driver, root: Path, source: NvmlGpus, mig: list[Card], **errors: int) -> Prover:
+def instances(
+    driver: Driver, root: Path, source: NvmlGpus, mig: list[Card], **errors: int
+) -> list[CardProof]:
     driver.cards[0].mig = mig
     driver.mig_places = {each.uuid: place for place, each in enumerate(mig)}
     driver.cards[0].errors = errors
     source.open()
-    trying = prover(source, root, NvmlProvable(source), instances=True)
-    trying.run()
-    return trying
+    return prove(source, root, NvmlProvable(source), instances=True)
 
 
 def test_an_instance_is_created_listed_and_destroyed(driver: Driver, root: Path, source: NvmlGpus) -> None:
-    trying = instances(driver, root, source, [])
-    assert found(trying.proofs, "instance that comes and goes").startswith("MIG-8 of 9728 MiB")
-    assert results(trying.proofs)["undone"] == "proven"
+    proofs = instances(driver, root, source, [])
+    assert found(proofs, "instance that comes and goes").startswith("MIG-8 of 9728 MiB")
+    assert results(proofs)["undone"] == "proven"
     assert (driver.cards[0].mig, "destroyed 8" in driver.calls) == ([], True)
 
 
 def test_of_an_instance_that_is_half_made_nothing_stays(driver: Driver, root: Path, source: NvmlGpus) -> None:
     refuses = pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
-    trying = instances(driver, root, source, [], GpuInstanceCreateComputeInstance=refuses)
-    assert any("no compute instance can be created on card GPU-a" in proof.found for proof in trying.proofs)
+    proofs = instances(driver, root, source, [], GpuInstanceCreateComputeInstance=refuses)
+    assert any("no compute instance can be created on card GPU-a" in proof.found for proof in proofs)
     assert "destroyed 8" in driver.calls
 
 
 def test_a_card_without_room_for_an_instance(driver: Driver, root: Path, source: NvmlGpus) -> None:
     full = [Card(f"MIG-{number}", total_mib=9728, reserved_mib=0, instance=number) for number in range(7)]
-    trying = instances(driver, root, source, full)
-    said = [proof.found for proof in trying.proofs if proof.result == "unproven"]
+    proofs = instances(driver, root, source, full)
+    said = [proof.found for proof in proofs if proof.result == "unproven"]
     assert any("no GPU instance can be created on card GPU-a: " in line for line in said)
     assert len(driver.cards[0].mig or ()) == 7
 
 
 def test_an_instance_that_cannot_be_destroyed_is_told(driver: Driver, root: Path, source: NvmlGpus) -> None:
-    trying = instances(driver, root, source, [], ComputeInstanceDestroy=pynvml.NVML_ERROR_IN_USE)
-    assert results(trying.proofs)["undone"] == "refuted"
-    assert "MIG instance: a MIG instance cannot be destroyed: " in found(trying.proofs, "undone")
+    proofs = instances(driver, root, source, [], ComputeInstanceDestroy=pynvml.NVML_ERROR_IN_USE)
+    assert results(proofs)["undone"] == "refuted"
+    assert "MIG instance: a MIG instance cannot be destroyed: " in found(proofs, "undone")
 
 
 def test_a_card_that_is_not_there(driver: Driver, root: Path, source: NvmlGpus) -> None:

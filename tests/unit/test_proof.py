@@ -17,7 +17,7 @@ from deviceplugin.gpus.simulated.profile import parse_profile
 from deviceplugin.proof.prover import BUSY, LIMIT_MIB
 from deviceplugin.proof.scratch import NAME, ScratchCgroup
 from gpupack.cli.node import node
-from tests.proof_world import PROFILE, Used, User, found, prover, results, root_of, simulated
+from tests.proof_world import PROFILE, Used, User, found, prove, prover, results, root_of, simulated
 
 READ = {
     "who manages the memory": "measured",
@@ -60,11 +60,10 @@ def left(root: Path) -> list[str]:
 @pytest.mark.parametrize("backend", ["misc", "dmem"])
 def test_everything_is_proven_in_every_mood(root: Path, unset: str, says: str, backend: str) -> None:
     source = simulated(f"limits: {{unset: {unset}, backend: {backend}}}")
-    trying = prover(source, root)
-    trying.run()
-    assert results(trying.proofs) == TRIED
-    assert says in found(trying.proofs, "limit never set")
-    inherits = f"{LIMIT_MIB} MiB" in found(trying.proofs, "limit of a cgroup below")
+    proofs = prove(source, root)
+    assert results(proofs) == TRIED
+    assert says in found(proofs, "limit never set")
+    inherits = f"{LIMIT_MIB} MiB" in found(proofs, "limit of a cgroup below")
     assert inherits == (backend == "misc")
     assert left(root) == []
     assert source.sample()[0].processes == ()
@@ -76,20 +75,18 @@ def test_whether_used_has_reserved_in_it_is_measured(root: Path, has_reserved: b
     source = simulated()
     memory = f"used_has_reserved: {has_reserved}, reserved_bytes"
     source.become(parse_profile("t", PROFILE.replace("reserved_bytes", memory)))
-    trying = prover(source, root)
-    trying.run()
+    proofs = prove(source, root)
     says = "used has reserved in it" if has_reserved else "used is without reserved"
-    assert found(trying.proofs, "used and reserved memory").startswith(f"{says}: total 81559.0, reserved 480")
-    assert results(trying.proofs) == TRIED
+    assert found(proofs, "used and reserved memory").startswith(f"{says}: total 81559.0, reserved 480")
+    assert results(proofs) == TRIED
 
 
 def test_numbers_that_say_nothing_are_not_judged(root: Path) -> None:
     source = simulated()
     source.become(parse_profile("t", PROFILE.replace("reserved_bytes: 503316480", "reserved_bytes: 0")))
-    trying = prover(source, root)
-    trying.run()
-    assert results(trying.proofs)["used and reserved memory"] == "unproven"
-    assert "they do not say" in found(trying.proofs, "used and reserved memory")
+    proofs = prove(source, root)
+    assert results(proofs)["used and reserved memory"] == "unproven"
+    assert "they do not say" in found(proofs, "used and reserved memory")
 
 
 @pytest.mark.parametrize(
@@ -100,125 +97,107 @@ def test_numbers_that_say_nothing_are_not_judged(root: Path) -> None:
     ],
 )
 def test_limits_that_cannot_be_set_are_unproven_and_say_why(root: Path, mood: str, says: str) -> None:
-    trying = prover(simulated(f"limits: {{{mood}}}"), root)
-    trying.run()
-    assert results(trying.proofs)["limits"] == "unproven"
-    assert says in found(trying.proofs, "limits")
+    proofs = prove(simulated(f"limits: {{{mood}}}"), root)
+    assert results(proofs)["limits"] == "unproven"
+    assert says in found(proofs, "limits")
     assert left(root) == []
 
 
 def test_a_driver_without_the_call(root: Path) -> None:
     source = simulated()
     source.limits.say(LimitSupport(False, "driver 580.65 has no call for memory limits", "driver 615"))
-    trying = prover(source, root)
-    trying.run()
-    assert results(trying.proofs) == {**READ, "limits": "unproven"}
-    assert "driver 580.65 has no call for memory limits; it takes driver 615" in found(
-        trying.proofs, "limits"
-    )
+    proofs = prove(source, root)
+    assert results(proofs) == {**READ, "limits": "unproven"}
+    assert "driver 580.65 has no call for memory limits; it takes driver 615" in found(proofs, "limits")
 
 
 def test_a_driver_that_rounds_limits_is_found_out(root: Path) -> None:
     source = simulated("limits: {step_mib: 64}")
-    trying = prover(source, root)
-    trying.run()
-    assert results(trying.proofs)["limit set and read"] == "refuted"
-    assert f"{LIMIT_MIB} MiB set in " in found(trying.proofs, "limit set and read")
-    assert "2048 MiB, soft 0 MiB, used 0 read" in found(trying.proofs, "limit set and read")
-    assert "limit refuses" not in results(trying.proofs)
-    assert results(trying.proofs)["limit taken back"] == results(trying.proofs)["undone"] == "proven"
+    proofs = prove(source, root)
+    assert results(proofs)["limit set and read"] == "refuted"
+    assert f"{LIMIT_MIB} MiB set in " in found(proofs, "limit set and read")
+    assert "2048 MiB, soft 0 MiB, used 0 read" in found(proofs, "limit set and read")
+    assert "limit refuses" not in results(proofs)
+    assert results(proofs)["limit taken back"] == results(proofs)["undone"] == "proven"
 
 
 def test_a_limit_that_refuses_nothing_is_found_out(root: Path) -> None:
     source = simulated()
     user = User(lambda _: True, told_mib=81079)
-    trying = prover(source, root, Used(source, user))
-    trying.run()
-    assert results(trying.proofs)["limit refuses"] == "refuted"
-    assert "2176 MiB were given, with a limit of 2047" in found(trying.proofs, "limit refuses")
-    assert results(trying.proofs)["size that a process is told"] == "refuted"
-    assert "more without the limit" not in results(trying.proofs)
+    proofs = prove(source, root, Used(source, user))
+    assert results(proofs)["limit refuses"] == "refuted"
+    assert "2176 MiB were given, with a limit of 2047" in found(proofs, "limit refuses")
+    assert results(proofs)["size that a process is told"] == "refuted"
+    assert "more without the limit" not in results(proofs)
     assert user.ended == 1
 
 
 def test_a_card_that_refuses_with_and_without_a_limit_proves_nothing(root: Path) -> None:
     """What refused was not the limit."""
     source = simulated()
-    trying = prover(source, root, Used(source, User(lambda mib: mib <= 1000)))
-    trying.run()
-    assert results(trying.proofs)["limit refuses"] == "proven"
-    assert results(trying.proofs)["more without the limit"] == "refuted"
-    assert results(trying.proofs)["use is counted"] == "refuted"
-    assert found(trying.proofs, "processes").startswith("0 are listed, ours is not")
+    proofs = prove(source, root, Used(source, User(lambda mib: mib <= 1000)))
+    assert results(proofs)["limit refuses"] == "proven"
+    assert results(proofs)["more without the limit"] == "refuted"
+    assert results(proofs)["use is counted"] == "refuted"
+    assert found(proofs, "processes").startswith("0 are listed, ours is not")
 
 
 def test_without_cuda_the_rest_is_proven(root: Path) -> None:
     source = simulated()
-    trying = prover(source, root, Used(source, "libcuda.so.1: cannot open shared object file"))
-    trying.run()
-    assert results(trying.proofs)["limit refuses"] == "unproven"
-    assert "libcuda.so.1: cannot open" in found(trying.proofs, "limit refuses")
-    assert (
-        results(trying.proofs)["limit set and read"] == results(trying.proofs)["limit taken back"] == "proven"
-    )
+    proofs = prove(source, root, Used(source, "libcuda.so.1: cannot open shared object file"))
+    assert results(proofs)["limit refuses"] == "unproven"
+    assert "libcuda.so.1: cannot open" in found(proofs, "limit refuses")
+    assert results(proofs)["limit set and read"] == results(proofs)["limit taken back"] == "proven"
 
 
 def test_a_card_in_use_is_left_alone_unless_that_is_asked_for(root: Path) -> None:
     source = simulated()
     source.set_used("GPU-a", 5000, [GpuProcess(9, 5000)])
-    trying = prover(source, root)
-    trying.run()
+    proofs = prove(source, root)
     expected = {name: result for name, result in READ.items() if name != "an idle card is empty"}
-    assert results(trying.proofs) == {**expected, "limits": "unproven"}
-    assert found(trying.proofs, "limits") == f"1 processes use the card | {BUSY}"
+    assert results(proofs) == {**expected, "limits": "unproven"}
+    assert found(proofs, "limits") == f"1 processes use the card | {BUSY}"
     source.set_used("GPU-a", 5000)
-    trying = prover(source, root)
-    trying.run()
-    assert found(trying.proofs, "limits") == f"5000 MiB of the card are used | {BUSY}"
-    trying = prover(source, root, busy=True)
-    trying.run()
-    assert results(trying.proofs)["more without the limit"] == "proven"
+    proofs = prove(source, root)
+    assert found(proofs, "limits") == f"5000 MiB of the card are used | {BUSY}"
+    proofs = prove(source, root, busy=True)
+    assert results(proofs)["more without the limit"] == "proven"
     source.set_used("GPU-a", 78_000)
-    trying = prover(source, root, busy=True)
-    trying.run()
-    assert found(trying.proofs, "limit refuses") == "3079 MiB are free | 4094 are needed"
+    proofs = prove(source, root, busy=True)
+    assert found(proofs, "limit refuses") == "3079 MiB are free | 4094 are needed"
 
 
 def test_pages_that_the_operating_system_keeps_are_nobodys_use(root: Path) -> None:
     source = simulated()
     memory = "numa_node: 4, residue_bytes: 41943040000, reserved_bytes"
     source.become(parse_profile("t", PROFILE.replace("reserved_bytes", memory)))
-    trying = prover(source, root)
-    trying.run()
+    proofs = prove(source, root)
     says = "the operating system, as NUMA node 4: 40000 MiB in use | pages stay after their process has ended"
-    assert found(trying.proofs, "who manages the memory") == says
-    assert results(trying.proofs)["limit refuses"] == "proven"
-    assert "an idle card is empty" not in results(trying.proofs)
+    assert found(proofs, "who manages the memory") == says
+    assert results(proofs)["limit refuses"] == "proven"
+    assert "an idle card is empty" not in results(proofs)
 
 
 def test_a_lost_card_is_a_line_and_another_is_proven(root: Path) -> None:
     source = simulated("  - {index: 1, uuid: GPU-b}")
     source.fail("GPU-a")
-    trying = prover(source, root)
-    trying.run()
-    of_a = [proof for proof in trying.proofs if proof.card == "GPU-a"]
+    proofs = prove(source, root)
+    of_a = [proof for proof in proofs if proof.card == "GPU-a"]
     assert found(of_a, "limits").startswith("GPU is lost")
-    assert results([proof for proof in trying.proofs if proof.card == "GPU-b"]) == TRIED
+    assert results([proof for proof in proofs if proof.card == "GPU-b"]) == TRIED
 
 
 def test_instances_are_read_and_one_comes_and_goes_where_that_is_asked_for(root: Path) -> None:
     source = simulated()
     source.partition("GPU-a", ["3g.40gb", "1g.10gb"])
     before = source.cards()
-    trying = prover(source, root)
-    trying.run()
-    assert [proof.found for proof in trying.proofs if proof.what == "limits"] == ["a MIG instance"] * 2
-    assert found(trying.proofs, "MIG mode").startswith("on; 2 instances")
-    trying = prover(source, root, instances=True)
-    trying.run()
-    assert results(trying.proofs)["instance that comes and goes"] == "proven"
-    assert "of 10134 MiB" in found(trying.proofs, "instance that comes and goes")
-    assert results(trying.proofs)["undone"] == "proven"
+    proofs = prove(source, root)
+    assert [proof.found for proof in proofs if proof.what == "limits"] == ["a MIG instance"] * 2
+    assert found(proofs, "MIG mode").startswith("on; 2 instances")
+    proofs = prove(source, root, instances=True)
+    assert results(proofs)["instance that comes and goes"] == "proven"
+    assert "of 10134 MiB" in found(proofs, "instance that comes and goes")
+    assert results(proofs)["undone"] == "proven"
     assert source.cards() == before
 
 
@@ -237,18 +216,16 @@ def test_an_instance_that_cannot_be_created(
     source.partition("GPU-a", profiles)
     source.set_used(source.cards()[0].uuid, used_mib)
     before = source.cards()
-    trying = prover(source, root, instances=True, busy=False)
-    trying.run()
-    unproven = [f"{proof.found} | {proof.means}" for proof in trying.proofs if proof.result == "unproven"]
+    proofs = prove(source, root, instances=True, busy=False)
+    unproven = [f"{proof.found} | {proof.means}" for proof in proofs if proof.result == "unproven"]
     assert any(says in line for line in unproven), unproven
     assert source.cards() == before
 
 
 def test_cgroup_v1_has_no_limits(root: Path) -> None:
     (root / "cgroup.controllers").unlink()
-    trying = prover(simulated(), root)
-    trying.run()
-    assert found(trying.proofs, "limits").startswith(f"cgroup v1 at {root} | the driver takes limits on")
+    proofs = prove(simulated(), root)
+    assert found(proofs, "limits").startswith(f"cgroup v1 at {root} | the driver takes limits on")
 
 
 def test_what_cannot_be_undone_is_told(root: Path) -> None:
@@ -256,24 +233,21 @@ def test_what_cannot_be_undone_is_told(root: Path) -> None:
         def remove(self) -> None:
             raise PermissionError(1, "Operation not permitted", str(self.path))
 
-    trying = prover(simulated(), root, scratch=Stuck(root / "kubepods"))
-    trying.run()
-    assert results(trying.proofs)["undone"] == "refuted"
-    assert f"cgroup {root}/kubepods/{NAME}: [Errno 1]" in found(trying.proofs, "undone")
+    proofs = prove(simulated(), root, scratch=Stuck(root / "kubepods"))
+    assert results(proofs)["undone"] == "refuted"
+    assert f"cgroup {root}/kubepods/{NAME}: [Errno 1]" in found(proofs, "undone")
 
 
 def test_a_run_that_was_killed_leaves_nothing_to_the_next_and_one_that_runs_is_left_alone(root: Path) -> None:
     scratch = ScratchCgroup(root / "kubepods", lambda _: None)
     scratch.make()
-    trying = prover(simulated(), root)
-    trying.run()
-    assert results(trying.proofs) == TRIED
+    proofs = prove(simulated(), root)
+    assert results(proofs) == TRIED
     scratch.make()
     (scratch.path / "its process").touch()
-    trying = prover(simulated(), root)
-    trying.run()
-    assert "Directory not empty" in found(trying.proofs, "limits")
-    assert "limit set and read" not in results(trying.proofs)
+    proofs = prove(simulated(), root)
+    assert "Directory not empty" in found(proofs, "limits")
+    assert "limit set and read" not in results(proofs)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GpuError, ValueError])

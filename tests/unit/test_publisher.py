@@ -99,26 +99,18 @@ async def test_after_an_etcd_restore_seen_goes_back_on_the_node_too(bench):
     assert await bench.step() is None
 
 
-async def test_words_of_another_are_overwritten_and_revisions_grow(bench):
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [(900, 901), ((1 << 53) - 1, 51)], ids=["grows", "begins again from the clock"]
+)
+async def test_words_of_another_are_overwritten_with_a_revision_of_ours(bench, theirs, ours):
     await bench.step()
     for part in ("capacity", "allocatable"):
-        bench.api.node["status"][part]["gpupack.io/packed-revision"] = 900
+        bench.api.node["status"][part]["gpupack.io/packed-revision"] = theirs
         bench.api.node["status"][part]["gpupack.io/packed-used-0"] = 5
     bench.api.version += 1
     bench.nodes.apply_node(bench.api.decoded())
     assert await bench.step() == 0.0
-    assert bench.publisher.revision == 901
-    assert bench.said() == ((0, 0), set())
-
-
-async def test_a_revision_at_the_end_of_its_word_starts_again_from_the_clock(bench):
-    await bench.step()
-    for part in ("capacity", "allocatable"):
-        bench.api.node["status"][part]["gpupack.io/packed-revision"] = (1 << 53) - 1
-    bench.api.version += 1
-    bench.nodes.apply_node(bench.api.decoded())
-    assert await bench.step() == 0.0
-    assert bench.publisher.revision == 51
+    assert bench.publisher.revision == ours
     assert bench.said() == ((0, 0), set())
     assert await bench.step() is None
 
