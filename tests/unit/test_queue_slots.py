@@ -7,6 +7,7 @@ import pytest
 from allocator.names import POD_NODE_POLICY, POD_PLANNED
 from scheduler_plugin.queue.cache.lending import SlotMatch
 from scheduler_plugin.queue.cache.queued_pods import RequeueWrite
+from scheduler_plugin.queue.cache.waiting import SlotType
 from scheduler_plugin.queue.controller.status import explain_waiting
 from tests.cluster_builders import in_percent
 from tests.queue_world import ONE_QUEUE, UNSCHEDULABLE, QueueWorld
@@ -47,6 +48,18 @@ def test_slots_are_of_a_share_of_the_cards_and_on_the_nodes_that_are_selected(
         world.pod(f"p{number}", 1, created=number)
     cases = [release.slot_match for release in world.decide()]
     assert cases == [SlotMatch.FREE_FOR_FREE] * free + [SlotMatch.LOCAL_LENT_TO_FREE] * local
+
+
+def test_a_pod_without_data_is_free_also_in_a_gang_with_data() -> None:
+    """Its class is its own, before it is bound as after."""
+    world = QueueWorld("queues: [{name: a}]\nslots: {per: node, local: {count: 2}, free: {count: 2}}")
+    world.node("n1", (16,), labels=HERE)
+    uids = [world.pod("g0", data="d", gang="G", size=2), world.pod("g1", gang="G", size=2)]
+    world.decide()
+    idle = [[world.queue.slots.count_idle("n1", kind) for kind in SlotType]]
+    world.bind(*uids)
+    idle.append([world.queue.slots.count_idle("n1", kind) for kind in SlotType])
+    assert idle == [[1, 1], [1, 1]]
 
 
 def nodes_of(world: QueueWorld) -> dict[str, str]:

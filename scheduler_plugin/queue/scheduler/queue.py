@@ -297,6 +297,8 @@ class Queue:
             for member in admitted.members:
                 pod = self.queued_pods[member.uid]
                 pod.admit(admitted.queue, now)
+                # A gang with data waits as local; of its pods those without data are free.
+                self.slots.occupy(member.uid, member.node, pod.kind)
                 self.equivalence_backoff.record_admission(pod, now)
             self.gangs.record_admission(admitted.workload.uid, now)
             yield admitted
