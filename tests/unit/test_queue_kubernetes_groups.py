@@ -72,7 +72,9 @@ def test_all_gates_of_a_group_go_together_beyond_min_count_too(world: QueueWorld
     assert world.admitted() == []
     ((reason, message),) = reasons(world)
     assert reason == "NeverFits"
-    assert message.startswith("its gang has 4 pods, and the cluster has room for 2 of them at once even if")
+    assert message.startswith(
+        "its gang has 4 waiting pods, and the cluster has room for 2 of them at once even if"
+    )
     world.node("n2", (16, 16))
     assert sorted(world.admitted()) == ["g0", "g1", "g2", "g3"]
 

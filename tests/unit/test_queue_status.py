@@ -119,7 +119,7 @@ def test_a_gang_that_is_larger_than_all_slots_is_told_so() -> None:
     for number in range(3):
         world.pod(f"g{number}", 4, gang="G", size=3)
     world.decide()
-    why = "its gang has 3 pods, and the cluster has 2 slots in all"
+    why = "its gang has 3 waiting pods, and the cluster has 2 slots in all"
     assert reasons(world) == [(f"g{number}", "NeverFits", why) for number in range(3)]
 
 
@@ -280,7 +280,7 @@ def test_a_gang_whose_pods_ask_for_different_things_never_fits_where_no_cards_ho
     world.decide()
     found = reasons(world)
     assert {why for _, why, _ in found} == {reason}
-    said = f"its gang has {len(units)} pods, and the cards do not hold all of them at once {ENDED}"
+    said = f"its gang has {len(units)} waiting pods, and the cards do not hold all of them at once {ENDED}"
     assert (found[0][2] == said) is (reason == "NeverFits")
 
 
@@ -289,7 +289,7 @@ def test_a_gang_of_which_three_pods_can_ever_run_is_told_so_and_has_one_position
     for number in range(4):
         world.pod(f"g{number}", 30, gang="G", size=4)
     world.decide()
-    why = f"its gang has 4 pods, and the cluster has room for 3 of them at once {ENDED}"
+    why = f"its gang has 4 waiting pods, and the cluster has room for 3 of them at once {ENDED}"
     assert reasons(world) == [(f"g{number}", "NeverFits", why) for number in range(4)]
     pods = status.explain_waiting(world.queue, world.now)
     assert {(pod.position, pod.gang, pod.gang_size) for pod in pods} == {(1, "G", 4)}
@@ -297,6 +297,21 @@ def test_a_gang_of_which_three_pods_can_ever_run_is_told_so_and_has_one_position
     rows = [line.split()[:4] for line in text.splitlines() if line.startswith("a ")]
     assert rows == [["a", "1", f"default/g{number}", "G"] for number in range(4)]
     assert text.count("  G (4)  ") == 4
+
+
+def test_what_waits_of_a_gang_that_runs_in_part_is_not_said_to_be_all_of_it() -> None:
+    world = QueueWorld(n1=(16,), n2=(16, 16))
+    uids = [world.pod(f"g{number}", 12, gang="G", size=3) for number in range(3)]
+    world.decide()
+    world.bind(*uids)
+    world.lose_node("n2")
+    for number, uid in enumerate(uids):
+        if world.queue.queued_pods[uid].record.node == "n2":
+            world.delete(uid)
+            world.pod(f"again{number}", 12, gang="G", size=3)
+    world.decide()
+    why = f"its gang has 2 waiting pods, and the cluster has room for 1 of them at once {ENDED}"
+    assert {(reason, message) for _, reason, message in reasons(world)} == {("NeverFits", why)}
 
 
 def test_a_gang_whose_pods_need_several_cards_or_differ() -> None:
@@ -308,7 +323,9 @@ def test_a_gang_whose_pods_need_several_cards_or_differ() -> None:
     world.pod("h1", 8, gang="H", size=2)
     world.decide()
     found = {name: message for name, _, message in reasons(world)}
-    assert found["g0"] == f"its gang has 2 pods, and the cluster has room for 1 of them at once {ENDED}"
+    assert (
+        found["g0"] == f"its gang has 2 waiting pods, and the cluster has room for 1 of them at once {ENDED}"
+    )
     assert found["h0"] == f"it needs 40 GiB: no healthy card of 40 GiB or more {ENDED}"
     assert found["h1"] == found["h0"]
 

@@ -308,14 +308,14 @@ def _explain_gang_never(queue: Queue, members: Sequence[PodRequirements]) -> str
     lacks = capacity.count_missing(members)
     if lacks:
         room = f"the cluster has room for {pods - lacks} of them at once"
-        return f"its gang has {pods} pods, and {room} {EVEN_EMPTY}"
+        return f"its gang has {pods} waiting pods, and {room} {EVEN_EMPTY}"
     kinds = Counter(members)
     asked = ((queue.capacity.make_query(requirements), count) for requirements, count in kinds.items())
     if len(kinds) > 1 and not can_ever_hold_all(queue.state.nodes, asked):
-        return f"its gang has {pods} pods, and the cards do not hold all of them at once {EVEN_EMPTY}"
+        return f"its gang has {pods} waiting pods, and the cards do not hold all of them at once {EVEN_EMPTY}"
     slots = sum(sum(node.total.values()) for node in queue.slots.nodes.values())
     if queue.config.slots is not None and pods > slots:
-        return f"its gang has {pods} pods, and the cluster has {slots} slots in all"
+        return f"its gang has {pods} waiting pods, and the cluster has {slots} slots in all"
     return ""
 
 
