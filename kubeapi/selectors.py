@@ -112,6 +112,25 @@ class NodeTerm(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
         )
 
 
+def join_terms(
+    one: tuple[NodeTerm, ...] | None, other: tuple[NodeTerm, ...] | None
+) -> tuple[NodeTerm, ...] | None:
+    """Combine two lists of terms into one: (a or b) and (c or d) becomes a list of conjunctions."""
+    if one is None or other is None or one == other:
+        return one if other is None else other
+    return tuple(
+        dict.fromkeys(
+            NodeTerm(
+                (*(first.match_expressions or ()), *(second.match_expressions or ())) or None,
+                (*(first.match_fields or ()), *(second.match_fields or ())) or None,
+            )
+            for first in one
+            for second in other
+            if first.can_match and second.can_match
+        )
+    )
+
+
 class Toleration(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """A toleration of a pod."""
 

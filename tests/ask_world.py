@@ -18,6 +18,7 @@ from allocator.names import (
 from allocator.records import Holds, dump_assigned, dump_holds
 from gpupack.whatif.cluster import Cluster
 from kubeapi import objects
+from kubeapi.selectors import HOSTNAME
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -143,7 +144,7 @@ class Node:
             extra={NODE_HOLDS: dump_holds(Holds(100, frozenset(units), units))},
         )
         made["kind"] = "Node"
-        made["metadata"]["labels"] = dict(self.labels)
+        made["metadata"]["labels"] = {HOSTNAME: self.name, **dict(self.labels)}
         if not self.ready:
             made["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
         taints = self.taints if self.ready else ("node.kubernetes.io/not-ready", *self.taints)

@@ -17,7 +17,7 @@ NOW = "2027-01-15T08:00:00Z"
 
 @dataclass(frozen=True)
 class Grown(World):
-    """A world in which pods that wait were refused, and nodes have host names."""
+    """A world in which pods that wait were refused."""
 
     @property
     def items(self) -> list:
@@ -25,7 +25,6 @@ class Grown(World):
         for item in items:
             meta = item["metadata"]
             if item["kind"] == "Node":
-                meta["labels"] = {"kubernetes.io/hostname": meta["name"], **meta.get("labels", {})}
                 meta["creationTimestamp"] = LONG_AGO
             elif not item["spec"].get("nodeName"):
                 item["status"]["conditions"] = UNSCHEDULABLE

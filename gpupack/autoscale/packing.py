@@ -1,14 +1,14 @@
 """Counts the new nodes that pods need: the largest pod first, each on the fullest card that takes it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpupack.autoscale.shapes import CARD_POLICY, Shape, Shapes, describe_card_set
 from gpupack.autoscale.waiting_pods import SENTENCES, EquivalentPods, Outcome, WaitingPod
-from gpupack.whatif.kube_checks import must_be_apart
+from gpupack.whatif.kube_checks import find_apart_keys
 from gpupack.whatif.what_if import WhatIf
-from kubeapi.selectors import NodeTerm
+from kubeapi.selectors import NodeTerm, join_terms
 from scheduler_plugin.scheduling.scratch_node import ScratchNode
 
 _NAMED: Final = 5
@@ -42,9 +42,9 @@ class NewNode:
     def take(self, pod: WaitingPod, kind: EquivalentPods) -> bool:
         """Put a pod on the node if everything that it asks for is left; return True if it was put there."""
         requirements = kind.requirements
-        if any(must_be_apart(requirements, other.requirements) for _, other in self.pods):
+        if any(find_apart_keys(requirements, other.requirements) for _, other in self.pods):
             return False
-        terms = join_terms(self.terms, requirements.rules.terms)
+        terms = join_terms(self.terms, kind.rules.terms)
         if terms is not None and len(terms) > MOST_TERMS and self.pods:
             return False
         if self.node.put_pod(kind.request, CARD_POLICY, kind.amounts) is None:
@@ -54,48 +54,35 @@ class NewNode:
         return True
 
 
-def join_terms(
-    one: tuple[NodeTerm, ...] | None, other: tuple[NodeTerm, ...] | None
-) -> tuple[NodeTerm, ...] | None:
-    """Combine two lists of terms into one: (a or b) and (c or d) becomes a list of conjunctions."""
-    if one is None or other is None or one == other:
-        return one if other is None else other
-    return tuple(
-        dict.fromkeys(
-            NodeTerm(
-                (*(first.match_expressions or ()), *(second.match_expressions or ())) or None,
-                (*(first.match_fields or ()), *(second.match_fields or ())) or None,
-            )
-            for first in one
-            for second in other
-            if first.can_match and second.can_match
-        )
-    )
-
-
 class Packer:
     """Packs pods on empty nodes of the shapes that are known.
 
     Args:
         left_out: Nodes that are no shapes, and why, in a sentence; empty if there are none.
+
+    Attributes:
+        held_back: UIDs of pods for which a node can be chosen once others run, see `waits_for`.
     """
 
     def __init__(self, shapes: Shapes, left_out: str = "") -> None:
         self._shapes = shapes
         self._left_out = left_out
         self._taking: dict[int, frozenset[str]] = {}
+        self.held_back: set[str] = set()
 
     def shapes_for(self, kind: EquivalentPods) -> frozenset[str]:
         shapes = self._taking.get(id(kind))
         if shapes is None:
             cluster = self._shapes.cluster
-            what_if = WhatIf(cluster, cluster.make_query(kind.request, kind.requirements), kind.requirements)
+            # These nodes are in a cluster of their own: the pods that run count by the rules.
+            requirements = replace(kind.requirements, rules=kind.rules, pod=None)
+            what_if = WhatIf(cluster, cluster.make_query(kind.request, requirements), requirements)
             rows = what_if.find_rows().tolist() if cluster.nodes else ()
-            names = (cluster.state.nodes.names[row] for row in rows)
+            known = (self._shapes.by_name[cluster.state.nodes.names[row]] for row in rows)
             shapes = frozenset(
-                name
-                for name in names
-                if not any(must_be_apart(kind.requirements, pod) for pod in self._shapes.by_name[name].pods)
+                shape.name
+                for shape in known
+                if not any(find_apart_keys(kind.requirements, pod) for pod in shape.pods)
             )
             self._taking[id(kind)] = shapes
         return shapes
@@ -131,8 +118,13 @@ class Packer:
                 nodes, key=lambda node: (node.units / node.size, -node.size, len(node.pods), node.shape.name)
             )
             taken = {pod.uid for pod, _ in best.pods}
+            others = {kind for _, kind in best.pods}
             for kind in there:
-                left[id(kind)] = [pod for pod in left[id(kind)] if pod.uid not in taken]
+                pods = [pod for pod in left[id(kind)] if pod.uid not in taken]
+                if any(kind.waits_for(other) for other in others):
+                    self.held_back |= {pod.uid for pod in pods}
+                    pods = []
+                left[id(kind)] = pods
             new_nodes.append(best)
         return new_nodes
 

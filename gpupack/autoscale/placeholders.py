@@ -9,9 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from allocator.names import PLACEHOLDER_FOR, PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER
-from gpupack.autoscale.packing import NewNode, join_terms
+from gpupack.autoscale.packing import NewNode
 from kubeapi.objects import Pod
-from kubeapi.selectors import REQUIRED, Expression, NodeTerm
+from kubeapi.selectors import REQUIRED, Expression, NodeTerm, join_terms
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.pods import is_own_placeholder
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -58,6 +58,7 @@ MOST_EXCLUDED: Final = 500
 """Nodes that a placeholder names as full though they look free, at most."""
 
 
+HELD_BACK: Final = "a node is added for pods that it has to be near to, or apart from: they have to run first"
 CLAIMS_LEFT_OUT: Final = "nodes that serve claims are left out, for they offer nothing to an autoscaler"
 
 
@@ -195,7 +196,10 @@ class Planner:
         placeholders = self._make_placeholders(maker, wanted, outcomes, view)
         packed = {pod.uid for node in nodes for pod, _ in node.pods}
         for pod in (pod for kind in due for pod in kind.pods if pod.uid not in outcomes.pods):
-            outcomes.note(pod, Outcome.COVERED if pod.uid in packed else self.rules.refusal)
+            if pod.uid in packer.held_back:
+                outcomes.note(pod, Outcome.COVERED, HELD_BACK)
+            else:
+                outcomes.note(pod, Outcome.COVERED if pod.uid in packed else self.rules.refusal)
         return Plan(
             tuple(placeholders),
             outcomes.pods,
@@ -228,7 +232,7 @@ class Planner:
                 else:
                     pods.append(pod)
             if pods:
-                due.append(EquivalentPods(pods))
+                due.append(replace(kind, pods=pods))
                 packer.share_shapes(due[-1], kind)
         return due
 
@@ -276,7 +280,7 @@ def _keep_without_node(cluster: Cluster, kinds: Sequence[EquivalentPods]) -> Ite
         if not _has_node(cluster, kind):
             yield kind
         elif pods := [pod for pod in kind.pods if pod.uid in unplaced]:
-            yield EquivalentPods(pods)
+            yield replace(kind, pods=pods)
 
 
 def _find_unplaced(cluster: Cluster, kinds: Sequence[EquivalentPods]) -> set[str]:
@@ -457,7 +461,7 @@ class _PlaceholderMaker:
     ) -> list[str]:
         """Name the nodes that take a placeholder by their sums, and refuse its pods."""
         there = view.keep_fitting(view.rows, amounts)
-        for rules in {kind.requirements.rules for _, kind in node.pods} if len(there) else ():
+        for rules in {kind.rules for _, kind in node.pods} if len(there) else ():
             there = there[np.isin(there, view.find_allowed(rules))]
         for key, values in labels.items():
             there = there[np.isin(there, self._find_labelled(view, key, frozenset(values)))]
@@ -485,4 +489,4 @@ def _list_label_keys(shapes: Sequence[Shape]) -> list[str]:
 
 def _allows_shape(shape: Shape, kind: EquivalentPods) -> bool:
     """Return True if the rules of pods, not their cards, allow a shape."""
-    return can_run_on(shape.node.traits, kind.requirements.rules)
+    return can_run_on(shape.node.traits, kind.rules)

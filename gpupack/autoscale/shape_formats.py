@@ -28,6 +28,7 @@ from gpupack.autoscale.shapes import (
 from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.whatif.cluster import Cluster
+from kubeapi.selectors import HOSTNAME
 from scheduler_plugin.cache.pods import is_other_resource
 
 _CARDS: Final = re.compile(r"([1-9][0-9]{0,3})x([1-9][0-9]{0,9})(?::(.+))?")
@@ -148,7 +149,7 @@ def _group_labels(shape: Shape) -> dict[str, str]:
     return {
         key: value
         for key, value in shape.labels.items()
-        if key in told and key not in {NODE_LABEL, NODE_HOST}
+        if key in told and key not in {HOSTNAME, NODE_LABEL, NODE_HOST}
     }
 
 

@@ -17,7 +17,7 @@ from allocator.names import COMPUTE_RESOURCE
 from gpupack.autoscale.shapes import read_offered_compute
 from gpupack.autoscale.waiting_pods import EquivalentPods, WaitingPod, with_compute
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.kube_checks import find_apart_keys, find_places, must_be_apart
+from gpupack.whatif.kube_checks import find_apart_keys, find_places
 from kubeapi.bounded import BoundedDict
 from kubeapi.selectors import NodeRules
 from scheduler_plugin.cache.amounts import NOT_COUNTED, PERCENT, UNITS, Amounts
@@ -112,7 +112,7 @@ class SumView:
             ports = ((row, checks.list_ports(names[row])) for row in rows.tolist())
             free = [row for row, used in ports if not have_conflict(requirements.ports, used)]
             rows = np.array(free, dtype=np.intp)
-        affinity = checks.make_affinity_filter(requirements)
+        affinity = kind.affinity
         if affinity is not None:
             labels = ((row, self._cluster.nodes[names[row]].metadata.labels or {}) for row in rows.tolist())
             near = [row for row, of_node in labels if not affinity.find_refusal(of_node)]
@@ -229,14 +229,14 @@ def count_nodes_by_sums(pods: Iterable[EquivalentPods], node: Amounts) -> int:
         asked, requirements = kind.sums, kind.requirements
         if not asked.fits_in(node):
             continue
-        most = 1 if must_be_apart(requirements, requirements) else count
+        most = 1 if find_apart_keys(requirements, requirements) else count
         at, waiting = 0, count
         while waiting:
             if at == len(nodes):
                 nodes.append((node, []))
             left, there = nodes[at]
             placed = min(waiting, most, asked.count_in(left))
-            if placed and not any(must_be_apart(requirements, each.requirements) for each in there):
+            if placed and not any(find_apart_keys(requirements, each.requirements) for each in there):
                 nodes[at] = left.add(asked, -placed), [*there, kind]
                 waiting -= placed
             at += 1

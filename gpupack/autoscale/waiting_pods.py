@@ -5,13 +5,22 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
+import msgspec
+
 from allocator.names import COMPUTE_RESOURCE
 from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.kube_checks import HostRequirements
+from gpupack.whatif.kube_checks import (
+    NODE_NAME,
+    HostRequirements,
+    find_apart_keys,
+    wants_near,
+)
 from kubeapi.objects import Pod
+from kubeapi.selectors import HOSTNAME, NodeRules, NodeTerm, join_terms
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.scheduling.pod_affinity import PodAffinityFilter
 
 
 class Outcome(StrEnum):
@@ -73,6 +82,7 @@ class EquivalentPods:
         pods: In the order of their importance.
     """
 
+    cluster: Cluster
     pods: list[WaitingPod] = field(default_factory=list)
 
     @property
@@ -82,6 +92,33 @@ class EquivalentPods:
     @cached_property
     def requirements(self) -> HostRequirements:
         return HostRequirements.from_pod(self.pods[0].pod)
+
+    @cached_property
+    def affinity(self) -> PodAffinityFilter | None:
+        """What they and the pods that run say of each other; None if no term matters."""
+        return self.cluster.kube_checks.make_affinity_filter(self.requirements)
+
+    @cached_property
+    def rules(self) -> NodeRules:
+        """The new nodes that they may run on, by their own rules and by the pods that run.
+
+        A new node has a host name of its own: it is apart from all pods by it, and near to none.
+        """
+        rules = self.requirements.rules
+        conditions = [] if self.affinity is None else self.affinity.list_conditions()
+        kept = tuple(each for each in conditions if each.key != HOSTNAME or each.operator == "In")
+        return (
+            msgspec.structs.replace(rules, terms=join_terms(rules.terms, (NodeTerm(kept),)))
+            if kept
+            else rules
+        )
+
+    def waits_for(self, other: "EquivalentPods") -> bool:
+        """Tell whether a pod has to run on a new node first, before it is known which others take these."""
+        own, others = self.requirements, other.requirements
+        if self.affinity is not None and self.affinity.begins and wants_near(own, others):
+            return True
+        return bool(find_apart_keys(own, others) - {HOSTNAME, NODE_NAME})
 
     @cached_property
     def amounts(self) -> Amounts:
@@ -95,10 +132,10 @@ class EquivalentPods:
 
     @cached_property
     def label_keys(self) -> frozenset[str]:
-        """Labels of nodes that their rules refer to."""
-        rules = self.requirements.rules
-        keys = {key for key, _ in rules.selector}
-        for term in rules.terms or ():
+        """Labels of nodes by which they choose."""
+        keys = {key for key, _ in self.rules.selector}
+        keys |= {term.topology_key for term in self.requirements.anti_affinity}
+        for term in self.rules.terms or ():
             keys |= {each.key for each in term.match_expressions or ()}
         return frozenset(keys)
 
@@ -120,5 +157,5 @@ def group_by_kind(cluster: Cluster, pods: Iterable[WaitingPod]) -> list[Equivale
     for waiting in pods:
         requirements = HostRequirements.from_pod(waiting.pod)
         key = waiting.request, requirements.make_key(cluster.selected_labels)
-        kinds.setdefault(key, EquivalentPods()).pods.append(waiting)
+        kinds.setdefault(key, EquivalentPods(cluster)).pods.append(waiting)
     return list(kinds.values())

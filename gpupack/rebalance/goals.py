@@ -98,7 +98,8 @@ class StartGoal:
 
     def count_on_node(self, node: str, *, final: bool = True) -> int:
         free = self._plan_state.get_free_units(node)
-        most = count_alike(self._requirements, self._request, self._plan_state.get_left(node))
+        left = self._plan_state.get_left(node)
+        most = count_alike(self._requirements, self._request, left, self._cluster.nodes[node])
         compute = self._plan_state.get_free_compute(node) if self._demand.compute else ()
         key = (node, free, compute, most, final)
         found = self._known.get(key)

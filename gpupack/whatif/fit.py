@@ -248,12 +248,10 @@ def count_by_node(
     leaving: Collection[str] = (),
 ) -> dict[str, int]:
     """Count how many equal pods each node takes once pods of these UIDs are gone, at most so many each."""
-    names = (cluster.state.nodes.names[row] for row in rows.tolist())
-    hosts = cluster.kube_checks
-    rooms = {
-        name: min(most, count_alike(requirements, query.request, hosts.get_left(name, leaving)))
-        for name in names
-    }
+    rooms = {}
+    for name in (cluster.state.nodes.names[row] for row in rows.tolist()):
+        left = cluster.kube_checks.get_left(name, leaving)
+        rooms[name] = min(most, count_alike(requirements, query.request, left, cluster.nodes[name]))
     counts = _count_by_cards(cluster, query, rows, rooms)
     return keep_apart(cluster.nodes, find_apart_keys(requirements, requirements), counts)
 

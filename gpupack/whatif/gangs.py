@@ -7,13 +7,13 @@ from itertools import product
 from allocator.errors import RequestError, shown
 from gpupack.whatif.cluster import Cluster, read_requested_unit
 from gpupack.whatif.kube_checks import (
+    NODE_NAME,
     HostRequirements,
     find_apart_keys,
     find_places,
     wants_near,
 )
 from kubeapi.objects import Pod
-from kubeapi.selectors import HOSTNAME
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.gang_names import read_gang_key, read_gang_name
@@ -234,7 +234,7 @@ def place_together(
     """Place the pods of a gang, the largest ones first; give each kind, and how many of it find no room."""
     nodes = cluster.state.nodes
     hosts: dict[str, ScratchNode] = {}
-    keys = {term.topology_key for kind in kinds for term in kind.requirements.anti_affinity} | {HOSTNAME}
+    keys = {term.topology_key for kind in kinds for term in kind.requirements.anti_affinity} | {NODE_NAME}
     taken: dict[GangMembers, set[tuple[str, str]]] = {}
     for kind in _sort_by_hardness(cluster, kinds):
         taken[kind] = set()

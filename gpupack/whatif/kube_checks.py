@@ -16,7 +16,7 @@ import numpy as np
 from allocator.request import PodRequest
 from kubeapi.bounded import BoundedDict
 from kubeapi.objects import Node, Pod
-from kubeapi.selectors import HOSTNAME, UNSCHEDULABLE, Labels, NodeRules, Taint, list_repelling_taints
+from kubeapi.selectors import UNSCHEDULABLE, Labels, NodeRules, Taint, list_repelling_taints
 from scheduler_plugin.cache.amounts import ONE_POD, PERCENT, UNITS, Amounts, sum_amounts
 from scheduler_plugin.cache.pods import PodRecord, sum_host_amounts
 from scheduler_plugin.cache.state import ClusterState
@@ -47,6 +47,8 @@ _REMEMBERED: Final = 4
 _FEW: Final = 10
 """Where more than one node in so many is asked about, all nodes are checked and the answer is kept."""
 NAMESPACE_LABELS: Final = "pod affinity by labels of namespaces"
+NODE_NAME: Final = "metadata.name"
+"""Stands beside topology keys for the node itself, as in `matchFields`: ports of the host know no labels."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def find_apart_keys(one: HostRequirements, other: HostRequirements) -> frozenset
     """Find the topology keys at whose places two pods cannot be together, for a port or anti-affinity."""
     if not ((one.ports and other.ports) or one.anti_affinity or other.anti_affinity):
         return frozenset()
-    keys = {HOSTNAME} if have_conflict(one.ports, other.ports) else set[str]()
+    keys = {NODE_NAME} if have_conflict(one.ports, other.ports) else set[str]()
     for owner, guest in ((one, other), (other, one)):
         if owner.pod is not None and guest.pod is not None:
             keys |= {
@@ -134,7 +136,7 @@ def find_apart_keys(one: HostRequirements, other: HostRequirements) -> frozenset
 def find_places(node: Node, keys: Iterable[str]) -> frozenset[tuple[str, str]]:
     """Find the places of a node by topology keys; it has none by a label that it lacks."""
     labels = node.metadata.labels or {}
-    values = ((key, node.name if key == HOSTNAME else labels.get(key)) for key in keys)
+    values = ((key, node.name if key == NODE_NAME else labels.get(key)) for key in keys)
     return frozenset((key, value) for key, value in values if value is not None)
 
 
@@ -156,11 +158,6 @@ def keep_apart(nodes: Mapping[str, Node], keys: Collection[str], pods: Mapping[s
     return kept
 
 
-def must_be_apart(one: HostRequirements, other: HostRequirements) -> bool:
-    """Tell whether two pods cannot run on one node."""
-    return HOSTNAME in find_apart_keys(one, other)
-
-
 def wants_near(one: HostRequirements, other: HostRequirements) -> bool:
     """Tell whether a pod requires to be near another one."""
     if one.pod is None or other.pod is None:
@@ -169,10 +166,10 @@ def wants_near(one: HostRequirements, other: HostRequirements) -> bool:
     return any(term.matches(own, others) for term in read_affinity(one.pod))
 
 
-def count_alike(requirements: HostRequirements, request: PodRequest, left: Amounts) -> int:
+def count_alike(requirements: HostRequirements, request: PodRequest, left: Amounts, node: Node) -> int:
     """Count the pods alike that a node takes at most by what it has left besides its cards."""
     most = requirements.amounts.with_sums(request).count_in(left)
-    return min(most, 1) if must_be_apart(requirements, requirements) else most
+    return min(most, 1) if find_places(node, find_apart_keys(requirements, requirements)) else most
 
 
 def get_sum_column(request: PodRequest) -> int:

@@ -7,7 +7,7 @@ from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
 from allocator.request import WHOLE
 from kubeapi.objects import Node, NodeSpec, NodeStatus, ObjectMeta
-from kubeapi.selectors import Taint
+from kubeapi.selectors import HOSTNAME, Taint
 from scheduler_plugin.cache.amounts import Amounts
 
 
@@ -23,7 +23,7 @@ def make_empty_node(
     compute_limit: int,
     used: Sequence[tuple[int, int]] = (),
 ) -> Node:
-    """Make a Node on which no pod is, but for those that have `used`.
+    """Make a Node on which no pod is, but for those that have `used`; its name is its host name, too.
 
     Args:
         amounts: What it offers. Where no GPU memory or percent is among it, that is what a daemon offers.
@@ -52,7 +52,7 @@ def make_empty_node(
         ]
         annotations[NODE_CARDS] = dump_cards(records)
     return Node(
-        metadata=ObjectMeta(name=name, labels=dict(labels or {}), annotations=annotations),
+        metadata=ObjectMeta(name=name, labels={**(labels or {}), HOSTNAME: name}, annotations=annotations),
         spec=NodeSpec(taints=taints),
         status=NodeStatus(allocatable=offered, capacity=offered),
     )

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kubeapi.objects import KubeStruct, ObjectMeta, Pod, PodAffinity
-from kubeapi.selectors import Labels, LabelSelector
+from kubeapi.selectors import Expression, Labels, LabelSelector
 
 AFFINITY: Final = "affinity"
 ANTI_AFFINITY: Final = "anti-affinity"
@@ -171,6 +171,7 @@ class PodAffinityFilter:
         is_undecided: Whether labels of a namespace, which are not at hand, would tell whether another pod's
             anti-affinity means this one; it counts as if it did not.
         matters: Whether any term of anybody could keep the pod off a node.
+        begins: Whether the pod wants others near that match it, too, and none of them runs.
     """
 
     def __init__(
@@ -202,8 +203,10 @@ class PodAffinityFilter:
             for node in nodes if is_sure else ():
                 self._kept_off_at |= _list_topology([term], node_labels[node])
         # The first of a group whose pods want to be near each other may begin anywhere.
-        self._begins = not self._near_at and all(
-            term.matches(pod.metadata, pod.metadata) for term in self._near
+        self.begins = (
+            bool(self._near)
+            and not self._near_at
+            and all(term.matches(pod.metadata, pod.metadata) for term in self._near)
         )
         self.matters = bool(self._near or self._far_from or self._kept_off_at)
 
@@ -211,12 +214,30 @@ class PodAffinityFilter:
         """Find what keeps the pod off a node with these labels: a constant of those above; empty: nothing."""
         for term in self._near:
             value = labels.get(term.topology_key)
-            if value is None or not (self._begins or (term.topology_key, value) in self._near_at):
+            if value is None or not (self.begins or (term.topology_key, value) in self._near_at):
                 return AFFINITY
         for keeps_off, where in ((ANTI_AFFINITY, self._far_from), (OTHERS_ANTI_AFFINITY, self._kept_off_at)):
             if any(labels.get(key) == value for key, value in where):
                 return keeps_off
         return ""
+
+    def list_conditions(self) -> list[Expression]:
+        """List conditions on the labels of a node which hold exactly where `find_refusal` finds nothing."""
+        keys = dict.fromkeys(term.topology_key for term in self._near)
+        found = [
+            Expression(key, "Exists")
+            if self.begins
+            else Expression(key, "In", _list_values(self._near_at, key))
+            for key in keys
+        ]
+        away = self._far_from | self._kept_off_at
+        return found + [
+            Expression(key, "NotIn", _list_values(away, key)) for key in sorted({key for key, _ in away})
+        ]
+
+
+def _list_values(places: Iterable[tuple[str, str]], key: str) -> tuple[str, ...]:
+    return tuple(sorted(value for at, value in places if at == key))
 
 
 def _list_topology(terms: Iterable[AffinityTerm], labels: Labels) -> set[tuple[str, str]]:

@@ -134,6 +134,26 @@ def test_pods_that_want_to_be_apart_are_one_a_node():
     assert "1 of its 2 pods fit at once now; no more than 1 could" in answer.text
 
 
+def test_a_node_without_the_label_keeps_no_pods_apart():
+    """kube-scheduler goes by the label alone; a port of the host is one, whatever labels there are."""
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "g"}}}
+    rule = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+    def apart(made):
+        made["spec"]["affinity"] = rule
+
+    def port(made):
+        made["spec"]["containers"][0]["ports"] = [{"hostPort": 80}]
+
+    def bare(made):
+        made["metadata"]["labels"] = {}
+
+    for change, fits in ((apart, True), (port, False)):
+        world = World((Node("a", (39, 39)),), tuple(gang(2, labels=(("app", "g"),))))
+        cluster = world.changed(a=bare, g0=change, g1=change).cluster
+        assert (explain_pod(cluster, "default", "g0").state == "fits") is fits
+
+
 def changed_ask(nodes, pods, change):
     world = World(tuple(nodes), tuple(pods)).changed(**{pod.name: change for pod in pods})
     return explain_pod(world.cluster, "default", "g0")

@@ -15,15 +15,14 @@ from allocator.names import (
     POD_GANG_SIZE,
     STARTUP_TAINT,
 )
-from gpupack.autoscale.packing import join_terms
-from gpupack.autoscale.planner import Planner, PlanRules
+from gpupack.autoscale.planner import HELD_BACK, Planner, PlanRules
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
 from gpupack.autoscale.sum_view import NodeVerdicts, SumView, count_nodes_by_sums, find_apart
 from gpupack.autoscale.waiting_pods import group_by_kind, list_waiting_pods
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import find_apart_keys
-from kubeapi.selectors import Expression, NodeTerm
+from kubeapi.selectors import HOSTNAME, Expression, NodeTerm, join_terms
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.pods import is_placeholder
 from tests.autoscale_world import (
@@ -526,6 +525,17 @@ def stay_apart(item):
     item["spec"]["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
+def choose(kind, key, app="x"):
+    """Make a pod require to be near pods of an app, or apart from them."""
+
+    def change(item):
+        item["metadata"]["labels"] = {"app": "x"}
+        term = {"topologyKey": key, "labelSelector": {"matchLabels": {"app": app}}}
+        item["spec"]["affinity"] = {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+    return change
+
+
 def use_port(item):
     item["spec"]["containers"][0]["ports"] = [{"hostPort": 80}]
 
@@ -559,6 +569,91 @@ def test_pods_that_want_to_be_apart_get_a_node_each():
     nodes, pods = fragments(2)
     world = grown(nodes, [*pods, waits("w1", 30), waits("w2", 30)], w1=stay_apart, w2=stay_apart)
     assert [each[1:] for each in asked(plan_of(world))] == [("default/w1",), ("default/w2",)]
+
+
+@pytest.mark.parametrize(
+    ("units", "named"),
+    [
+        pytest.param((50, 50), ("w0", "w1"), id="on one node"),
+        pytest.param((50, 50, 50), ("w0", "w1"), id="and one too many"),
+        pytest.param((40, 50, 60), ("w1", "w2"), id="of different requests"),
+    ],
+)
+def test_pods_that_want_to_be_on_one_host_get_one_node(units, named):
+    """A node that is not there had no host name: none was asked for."""
+    nodes, pods = fragments(3, free=30)
+    waiting = [waits(f"w{at}", each) for at, each in enumerate(units)]
+    together = dict.fromkeys([pod.name for pod in waiting], choose("podAffinity", HOSTNAME))
+    plan = plan_of(grown(nodes, [*pods, *waiting], **together))
+    assert [each[1:] for each in asked(plan)] == [tuple(f"default/{name}" for name in named)]
+    rest = {pod.name for pod in waiting} - set(named)
+    assert outcomes(plan) == dict.fromkeys(named, "asked") | dict.fromkeys(rest, "covered")
+    assert "affinity" not in plan.placeholders[0].spec, "Karpenter refuses pods that name the host's label"
+
+
+@pytest.mark.parametrize(
+    ("of_waiting", "of_there", "term"),
+    [
+        pytest.param(choose("podAffinity", "zone"), {"app": "x"}, ("In", ["a"]), id="near"),
+        pytest.param(choose("podAffinity", "zone", "db"), {"app": "db"}, ("In", ["a"]), id="near others"),
+        pytest.param(choose("podAffinity", "zone", "db"), {}, None, id="near to none"),
+        pytest.param(choose("podAffinity", "zone"), {}, ("Exists", None), id="the first of a group"),
+        pytest.param(choose("podAffinity", HOSTNAME), {"app": "x"}, None, id="on a host that is full"),
+        pytest.param(choose("podAntiAffinity", "zone"), {"app": "x"}, ("NotIn", ["a"]), id="apart"),
+        pytest.param(choose("podAntiAffinity", HOSTNAME), {"app": "x"}, (), id="apart by host"),
+    ],
+)
+def test_a_new_node_is_where_the_pods_that_run_allow_it(of_waiting, of_there, term):
+    """Nodes came in any zone, or none where the pod has to be near another one."""
+    nodes, pods = fragments(2)
+    nodes = [replace(node, labels=(("zone", zone),)) for node, zone in zip(nodes, "ab", strict=True)]
+    there = replace(pods[0], labels=tuple(of_there.items()))
+    plan = plan_of(grown(nodes, [there, *pods[1:], waits("w", 40)], w=of_waiting))
+    if term is None:
+        assert outcomes(plan) == {"w": "no_shape"}
+        return
+    (made,) = plan.placeholders
+    terms = node_terms(made)[0]["matchExpressions"] if "affinity" in made.spec else []
+    found = [(each["operator"], each.get("values")) for each in terms if each["key"] == "zone"]
+    assert found == ([term] if term else [])
+
+
+def test_a_new_node_is_where_a_pod_that_runs_wants_it():
+    nodes, pods = fragments(2)
+    nodes = [replace(node, labels=(("zone", zone),)) for node, zone in zip(nodes, "ab", strict=True)]
+    changes = {pods[0].name: choose("podAntiAffinity", "zone")}
+    waiting = waits("w", 40, labels=(("app", "x"),))
+    (made,) = plan_of(grown(nodes, [*pods, waiting], **changes)).placeholders
+    (expression,) = node_terms(made)[0]["matchExpressions"]
+    assert expression == {"key": "zone", "operator": "NotIn", "values": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [("podAffinity", ["w0", "w1"]), ("podAntiAffinity", ["w0"])], ids=["near", "apart"]
+)
+def test_where_pods_choose_their_place_by_each_other_one_node_is_asked_for(kind, named):
+    """The next one follows once they run: two nodes at once may be at places that do not do.
+
+    Those that want to be apart were even thought to share a node.
+    """
+    nodes, pods = fragments(3, free=30)
+    nodes = [replace(node, labels=(("zone", zone),)) for node, zone in zip(nodes, "abc", strict=True)]
+    changes = dict.fromkeys(("w0", "w1", "w2"), choose(kind, "zone"))
+    plan = plan_of(grown(nodes, [*pods, *(waits(name, 50) for name in changes)], **changes))
+    assert [list(each[1:]) for each in asked(plan)] == [[f"default/{name}" for name in named]]
+    assert outcomes(plan) == {name: "asked" if name in named else "covered" for name in changes}
+    assert {said.text for said in plan.pods.values() if said.outcome.value == "covered"} == {HELD_BACK}
+
+
+def test_places_of_which_each_node_has_another_do_not_crowd_out_the_kinds_of_nodes():
+    racks = [Node(f"n{at:03d}", (40, 40), labels=(("rack", f"r{at}"),)) for at in range(70)]
+    nodes, pods = fragments(1, free=30, labels=(("rack", "r"),))
+    there = [Pod(f"on-{node.name}-{card}", 20, node.name, (card,)) for node in racks for card in (0, 1)]
+    waiting = [waits("apart", 35), waits("w", 60)]
+    plan = plan_of(
+        grown([*racks, *nodes], [*there, *pods, *waiting], apart=choose("podAntiAffinity", "rack"))
+    )
+    assert set(outcomes(plan).values()) == {"asked"}
 
 
 @pytest.mark.parametrize(

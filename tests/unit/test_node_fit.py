@@ -223,7 +223,11 @@ def refusal(pod: Pod, others: list[tuple[Pod, dict[str, str]]], labels: dict[str
         msgspec.structs.replace(other, spec=msgspec.structs.replace(other.spec, node_name=f"n{at}"))
         for at, (other, _) in enumerate(others)
     )
-    return PodAffinityFilter(pod, there, existing, node_labels).find_refusal(labels)
+    found = PodAffinityFilter(pod, there, existing, node_labels)
+    conditions = found.list_conditions()
+    refused = found.find_refusal(labels)
+    assert all(each.matches(labels.get(each.key)) for each in conditions) is not bool(refused)
+    return refused
 
 
 def test_the_first_pod_of_a_group_needs_a_node_with_the_topology_label() -> None:
