@@ -9,6 +9,8 @@ from scheduler_plugin.queue.cache.waiting import QueuedWorkload, WaitingWorkload
 from scheduler_plugin.queue.capacity.requirements import Needs
 from scheduler_plugin.queue.config.queues import QueueConfig, QueueForm
 from scheduler_plugin.queue.config.quota import Cohort, QuotaState, find_cohorts
+from scheduler_plugin.scheduling.policies.fractions import CPU, GPU, MEMORY
+from scheduler_plugin.scheduling.policies.remaining import find_dominant_class
 
 
 class QueueState:
@@ -258,20 +260,12 @@ def find_dominant(has: Amounts, total: Amounts) -> tuple[str, float]:
 
     Source: Ghodsi et al., Dominant Resource Fairness, NSDI 2011.
 
-    Of equal fractions the first in the order of the names below counts. A resource that the cluster lacks
-    does not count.
+    Of equal fractions the first in the order of these names counts. A resource that the cluster lacks does
+    not count.
 
     Returns:
         `gpu-memory`, `cpu` or `memory`, and a fraction; an empty name and 0 if the queue uses nothing.
     """
-    parts = {
-        name: own / all_of_it
-        for name, own, all_of_it in (
-            ("gpu-memory", has.units, total.units),
-            ("cpu", has.cpu_milli, total.cpu_milli),
-            ("memory", has.memory_bytes, total.memory_bytes),
-        )
-        if all_of_it > 0
-    }
-    name = max(parts, key=parts.__getitem__, default="")
-    return (name, parts[name]) if name and parts[name] else ("", 0.0)
+    own, totals = ({GPU: each.units, CPU: each.cpu_milli, MEMORY: each.memory_bytes} for each in (has, total))
+    name = find_dominant_class(own, totals)
+    return (name, own[name] / totals[name]) if own[name] and totals[name] > 0 else ("", 0.0)
