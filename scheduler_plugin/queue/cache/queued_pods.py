@@ -74,7 +74,7 @@ class QueuedPod:
             charged until it is requeued.
         earlier_unschedulable: What kube-scheduler had said of the pod when it was requeued.
         ungated: Whether the API server has confirmed that the newest admission removed the gate.
-        is_requeued: Whether a requeue was already asked for after its newest admission.
+        requeue_asked: Whether a requeue was already asked for after its newest admission.
         template: What the pod has in common with the others of its template, see `EquivalenceBackoff`.
     """
 
@@ -94,7 +94,7 @@ class QueuedPod:
     capacity_freed: bool = False
     earlier_unschedulable: str = ""
     ungated: bool = False
-    is_requeued: bool = False
+    requeue_asked: bool = False
     template: Hashable = None
 
     @property
@@ -130,7 +130,7 @@ class QueuedPod:
 
     def admit(self, queue: str, now: float) -> None:
         self.phase, self.admitted_at, self.charged_queue, self.waiting_queue = Phase.ADMITTED, now, queue, ""
-        self.capacity_freed = self.ungated = self.is_requeued = False
+        self.capacity_freed = self.ungated = self.requeue_asked = False
 
     def is_unschedulable(self) -> bool:
         """Return True if kube-scheduler has found no node for the pod since its admission.

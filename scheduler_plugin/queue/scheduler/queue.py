@@ -225,7 +225,7 @@ class Queue:
                 self.charges.unplaced.add(pod.uid)
         elif phase is Phase.BOUND and pod.phase is not Phase.BOUND:
             pod.bound_at = self.seen_bound = now
-            pod.is_requeued = False
+            pod.requeue_asked = False
             for other in self.equivalence_backoff.record_binding(pod):
                 self._place_in_queue(other)
         return phase

@@ -135,5 +135,5 @@ def _is_removed(pod: QueuedPod, config: QueueConfig) -> bool:
 
 def _mark_first(requeue: Requeue) -> Requeue:
     """Mark whether it is the first requeue of its admission: the same pod may be removed later."""
-    first, requeue.queued_pod.is_requeued = not requeue.queued_pod.is_requeued, True
+    first, requeue.queued_pod.requeue_asked = not requeue.queued_pod.requeue_asked, True
     return replace(requeue, is_first=first)
