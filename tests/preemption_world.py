@@ -267,6 +267,11 @@ class PreemptionWorld:
         self.now += seconds
         await self.preemptor.run_once()
 
+    async def evicted(self, seconds: float = REFUSAL_REST_S) -> list[str]:
+        """Let time pass, then one round; returns who has been evicted by now."""
+        await self.settle(seconds)
+        return self.api.evicted
+
 
 def _lite(pod: dict[str, Any]) -> Pod:
     return msgspec.json.decode(msgspec.json.encode(pod), type=Pod)

@@ -25,15 +25,12 @@ async def test_a_pod_gets_the_cheapest_card(world: PreemptionWorld) -> None:
     world.preemptor.began.connect(lambda pod, plan: said.append((pod.name, plan.reservation.node)))
     world.preemptor.evicted.connect(lambda victim, pod, node: said.append((victim.name, pod.name, node)))
     needy = world.wait("needy", 8)
-    await world.settle(0)
-    assert world.api.evicted == [], "kube-scheduler comes first"
-    await world.settle()
-    assert world.api.evicted == ["b"]
+    assert await world.evicted(0) == [], "kube-scheduler comes first"
+    assert await world.evicted() == ["b"]
     assert world.api.nominated == [("needy", "n1")]
     assert said == [("needy", "n1"), ("b", "needy", "n1")]
     assert not world.filter(needy)
-    await world.settle(20)
-    assert world.api.evicted == ["b"], "one preemption at a time"
+    assert await world.evicted(20) == ["b"], "one preemption at a time"
     world.vanish("b")
     assert world.filter(needy) == ["n1"]
     world.committer.assume("default", "needy", "uid-needy", "n1", world.now)
@@ -93,13 +90,11 @@ async def test_what_was_kept_goes_to_a_more_important_pod_that_waits(world: Pree
 async def test_two_pods_get_two_cards(world: PreemptionWorld) -> None:
     world.wait("first", 8)
     world.wait("second", 8)
-    await world.settle()
-    assert world.api.evicted == ["b", "a"]
+    assert await world.evicted() == ["b", "a"]
     world.wait("third", 8)
     world.wait("fourth", 8)
     world.wait("fifth", 8)
-    await world.settle()
-    assert world.api.evicted == ["b", "a", "d", "c"], "the fifth waits"
+    assert await world.evicted() == ["b", "a", "d", "c"], "the fifth waits"
     assert len(world.state.reservations) == 4
 
 
@@ -118,8 +113,7 @@ async def test_two_pods_get_two_cards(world: PreemptionWorld) -> None:
 )
 async def test_who_preempts_nobody(world: PreemptionWorld, options: dict) -> None:
     world.wait("needy", 8, **options)
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
 
 
 async def test_a_pod_whose_containers_want_cards_of_their_own_gets_a_second_card() -> None:
@@ -129,8 +123,7 @@ async def test_a_pod_whose_containers_want_cards_of_their_own_gets_a_second_card
     two = [container("x", 4), container("y", 4)]
     needy = world.wait("needy", 0, containers=two, annotations={POD_CONTAINERS: "apart"})
     assert "on cards of their own" in world.answer["FailedAndUnresolvableNodes"]["n1"]
-    await world.settle()
-    assert world.api.evicted == ["a"]
+    assert await world.evicted() == ["a"]
     world.vanish("a")
     assert world.filter(needy) == ["n1"]
 
@@ -139,8 +132,7 @@ async def test_where_no_eviction_gives_a_pod_cards_of_one_model_nobody_is_evicte
     world = PreemptionWorld()
     world.node("n1", (8, 8), models=("A100", "L40S"), a=(0, 4, 2))
     world.wait("needy", 8, annotations={"gpupack.io/cards": "2"})
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
 
 
 async def test_a_pod_gets_two_cards_of_one_model() -> None:
@@ -148,8 +140,7 @@ async def test_a_pod_gets_two_cards_of_one_model() -> None:
     world = PreemptionWorld()
     world.node("n1", (8, 8, 8, 8), models=("A100", "A100", "L40S", "L40S"), a=(1, 4, 3), b=(3, 4, 2))
     needy = world.wait("needy", 16, annotations={"gpupack.io/cards": "2"})
-    await world.settle()
-    assert world.api.evicted == ["b"]
+    assert await world.evicted() == ["b"]
     world.vanish("b")
     assert world.filter(needy) == ["n1"]
 
@@ -168,41 +159,35 @@ async def test_of_two_nodes_the_cheaper_one() -> None:
     world.node("n2", (8,), b=(0, 2, 1), c=(0, 2, 1))
     world.node("n3", (8,), d=(0, 4, 1))
     world.wait("needy", 8)
-    await world.settle()
-    assert world.api.evicted == ["d"]
+    assert await world.evicted() == ["d"]
 
 
 async def test_only_nodes_that_kube_scheduler_offered_count(world: PreemptionWorld) -> None:
     needy = world.wait("needy", 8)
     assert not world.filter(needy, ["n2"])
-    await world.settle()
-    assert world.api.evicted == ["d"]
+    assert await world.evicted() == ["d"]
 
 
 async def test_a_refusal_of_long_ago_says_nothing_of_the_nodes_now(world: PreemptionWorld) -> None:
     world.wait("needy", 8)
-    await world.settle(REFUSAL_VALID_S)
-    assert world.api.evicted == []
+    assert await world.evicted(REFUSAL_VALID_S) == []
 
 
 async def test_a_pod_that_passed_meanwhile_preempts_nobody(world: PreemptionWorld) -> None:
     needy = world.wait("needy", 8)
     world.node("n3", (8,))
     assert world.filter(needy) == ["n3"]
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
 
 
 async def test_kube_schedulers_own_preemption_goes_before(world: PreemptionWorld) -> None:
     world.wait("needy", 8)
     world.preemptor.leave_to_kube_scheduler("uid-needy")
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
     needy = world.api.pods["/api/v1/namespaces/default/pods/needy"]
     world.now += KUBE_PREEMPTION_S
     world.filter(needy)
-    await world.settle()
-    assert world.api.evicted == ["b"]
+    assert await world.evicted() == ["b"]
 
 
 async def test_a_pod_that_kube_scheduler_nominated_waits_for_its_victims(world: PreemptionWorld) -> None:
@@ -210,8 +195,7 @@ async def test_a_pod_that_kube_scheduler_nominated_waits_for_its_victims(world: 
     needy["status"] = {"phase": "Pending", "nominatedNodeName": "n2"}
     needy["metadata"]["resourceVersion"] = "50"
     world.see(needy)
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
     # Its victims leave, as kube-scheduler deletes them: the card is kept from now on.
     await world.api.post(
         "/api/v1/namespaces/default/pods/d/eviction",
@@ -227,8 +211,7 @@ async def test_pods_that_are_leaving_make_room_without_an_eviction(world: Preemp
     leaving["metadata"] |= {"deletionTimestamp": "2027-01-15T08:00:30Z", "resourceVersion": "99"}
     world.see(leaving)
     world.wait("needy", 8)
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
     assert world.api.nominated == [("needy", "n2")]
 
 
@@ -238,8 +221,7 @@ async def test_a_pod_that_should_have_left_long_ago_is_no_hope(world: Preemption
     world.see(leaving)
     world.now = 30 + OVERDUE_AFTER_S
     world.wait("needy", 8)
-    await world.settle()
-    assert world.api.evicted == ["a"]
+    assert await world.evicted() == ["a"]
 
 
 async def test_a_budget_is_respected(world: PreemptionWorld) -> None:
@@ -249,8 +231,7 @@ async def test_a_budget_is_respected(world: PreemptionWorld) -> None:
     world.publish("n3")
     world.budget("guarded", 0)
     world.wait("needy", 8)
-    await world.settle()
-    assert world.api.evicted == ["b"]
+    assert await world.evicted() == ["b"]
 
 
 async def test_when_the_api_server_says_no_another_card_is_tried(world: PreemptionWorld) -> None:
@@ -262,10 +243,8 @@ async def test_when_the_api_server_says_no_another_card_is_tried(world: Preempti
     assert failed == [("needy", BUDGET_SAYS_NO.message)]
     assert world.api.nominated == [("needy", "n1"), ("needy", "")]
     assert len(world.state.reservations) == 0
-    await world.settle(1)
-    assert world.api.evicted == [], "it rests"
-    await world.settle(REST_S[0])
-    assert world.api.evicted == ["a"]
+    assert await world.evicted(1) == [], "it rests"
+    assert await world.evicted(REST_S[0]) == ["a"]
 
 
 async def test_a_victim_that_is_refused_each_time_is_spared_for_longer_than_its_preemptor_rests(
@@ -294,10 +273,8 @@ async def test_a_victim_is_not_spared_because_the_api_server_is_busy(world: Pree
     """Another victim would be a worse one, and would be refused as well."""
     world.wait("needy", 8)
     world.api.faults["/b/eviction"] = [TooManyRequests("too many requests", retry_after_s=1)]
-    await world.settle()
-    assert world.api.evicted == []
-    await world.settle(REST_S[0])
-    assert world.api.evicted == ["b"]
+    assert await world.evicted() == []
+    assert await world.evicted(REST_S[0]) == ["b"]
 
 
 async def test_what_was_evicted_before_a_refusal_is_not_in_vain() -> None:
@@ -305,8 +282,7 @@ async def test_what_was_evicted_before_a_refusal_is_not_in_vain() -> None:
     world.node("n1", (8, 8), a=(0, 4, 2), b=(0, 3, 1), c=(1, 4, 2), d=(1, 3, 1))
     world.wait("needy", 8)
     world.api.faults["/a/eviction"] = [BUDGET_SAYS_NO]
-    await world.settle()
-    assert world.api.evicted == ["b"]
+    assert await world.evicted() == ["b"]
     await world.settle(REST_S[0])
     # The pod that leaves already tells nothing for its card, as the other one of it may not go.
     assert world.api.evicted == ["b", "d", "c"]
@@ -327,8 +303,7 @@ async def test_an_api_server_that_fails_is_not_asked_in_a_loop(
 async def test_a_victim_that_is_gone_before_is_no_failure(world: PreemptionWorld) -> None:
     needy = world.wait("needy", 8)
     gone = world.api.pods.pop("/api/v1/namespaces/default/pods/b")
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
     assert world.api.nominated == [("needy", "n1")]
     world.api.pods["/api/v1/namespaces/default/pods/b"] = gone
     world.vanish("b")
@@ -338,8 +313,7 @@ async def test_a_victim_that_is_gone_before_is_no_failure(world: PreemptionWorld
 async def test_another_pod_of_the_victims_name_is_left_alone(world: PreemptionWorld) -> None:
     world.wait("needy", 8)
     world.api.pods["/api/v1/namespaces/default/pods/b"]["metadata"]["uid"] = "uid-another"
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
     assert len(world.state.reservations) == 1
 
 
@@ -355,8 +329,7 @@ async def test_a_preemptor_that_was_bound_or_deleted_meanwhile_evicts_nobody(
         del world.api.pods["/api/v1/namespaces/default/pods/needy"]
     else:
         needy["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:30Z"
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
     assert len(world.state.reservations) == 0
 
 
@@ -390,8 +363,7 @@ async def test_only_the_leader_preempts() -> None:
     world = PreemptionWorld(leadership=leadership)
     world.node("n1", (8,), a=(0, 4, 2), b=(0, 4, 1))
     world.wait("needy", 8)
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
     leadership.is_leader = True
 
     def lose(*_: object) -> None:
@@ -406,12 +378,9 @@ async def test_without_a_view_of_pods_or_budgets_nobody_is_evicted(world: Preemp
     stale = ["no word from the API server"]
     world.restart(stale=lambda: stale[0])
     world.wait("needy", 8)
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
     stale[0] = ""
     world.budgets.synced = False
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
     world.budgets.synced = True
-    await world.settle()
-    assert world.api.evicted == ["b"]
+    assert await world.evicted() == ["b"]

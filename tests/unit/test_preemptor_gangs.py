@@ -198,8 +198,7 @@ async def test_a_pod_that_needs_no_victim_goes_where_it_was_offered_a_node(world
     world.group()
     assert world.ask("g-0", nodes=["n1", "n2", "n3"]) == {"g-0": ["n3"]}
     assert world.ask("g-1", nodes=["n1", "n2"]) == {"g-1": []}
-    await world.settle(HOLD_S)
-    assert world.api.evicted == ["low-n1"]
+    assert await world.evicted(HOLD_S) == ["low-n1"]
     assert world.kept == {"g-0": "n3", "g-1": "n1"}
 
 

@@ -134,12 +134,10 @@ async def test_a_process_that_died_before_the_eviction_leaves_it_to_the_next(wor
     world.see(needy)
     world.restart()
     world.filter(needy)
-    await world.settle()
-    assert world.api.evicted == [], "it might be kube-scheduler's"
+    assert await world.evicted() == [], "it might be kube-scheduler's"
     world.now += FOREIGN_NOMINATION_S
     world.filter(needy)
-    await world.settle()
-    assert world.api.evicted == ["b"]
+    assert await world.evicted() == ["b"]
 
 
 async def test_there_is_a_bound_on_pods_that_cards_are_kept_for() -> None:
@@ -222,8 +220,7 @@ async def test_a_pod_whose_binding_is_under_way_preempts_nobody(world: Preemptio
     world.node("n3", (8,))
     world.committer.assume("default", "needy", "uid-needy", "n3", world.now)
     assert not world.filter(needy), "its own Binding takes the room"
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
 
 
 async def test_nobody_is_evicted_before_the_one_that_a_budget_may_save() -> None:
@@ -235,8 +232,7 @@ async def test_nobody_is_evicted_before_the_one_that_a_budget_may_save() -> None
     world.budget("g", 1)
     world.wait("needy", 8)
     world.api.faults["/g/eviction"] = [BUDGET_SAYS_NO]
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
 
 
 async def test_a_victim_that_leaves_by_itself_is_not_evicted() -> None:
@@ -250,8 +246,7 @@ async def test_a_victim_that_leaves_by_itself_is_not_evicted() -> None:
         world.see(leaving)
 
     world.preemptor.evicted.connect(leave)
-    await world.settle()
-    assert world.api.evicted == ["b"]
+    assert await world.evicted() == ["b"]
     assert len(world.state.reservations) == 1
 
 
@@ -259,8 +254,7 @@ async def test_another_card_of_the_node_is_not_taken_from_a_lesser_pod(world: Pr
     world.wait("needy", 8)
     await world.settle()
     world.wait("king", 8, priority=11, annotations={"gpupack.io/gpu-uuid": "GPU-n1-0"})
-    await world.settle()
-    assert world.api.evicted == ["b", "a"]
+    assert await world.evicted() == ["b", "a"]
     assert {each.uid: set(each.amounts) for each in world.state.reservations} == {
         "uid-needy": {1},
         "uid-king": {0},
@@ -269,8 +263,7 @@ async def test_another_card_of_the_node_is_not_taken_from_a_lesser_pod(world: Pr
 
 async def test_the_cleared_card_stays_kept_where_one_before_it_goes(world: PreemptionWorld) -> None:
     needy = world.wait("needy", 8)
-    await world.settle()
-    assert world.api.evicted == ["b"]
+    assert await world.evicted() == ["b"]
     world.vanish("b")
     world.vanish("a")
     world.publish_without("n1", 0)
@@ -343,13 +336,11 @@ async def test_nobody_is_evicted_for_a_pod_that_the_node_policy_holds_back(
     monkeypatch.setattr(policy, "score", lambda _view, _ask, rows: np.full(len(rows), np.inf))
     needy = world.wait("needy", 8)
     assert world.answer["FailedAndUnresolvableNodes"]["n3"] == "held back by the node policy"
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
     world.nodes["n3"][1][:] = [4, 4]
     world.publish("n3")
     assert not world.filter(needy)
-    await world.settle()
-    assert world.api.evicted == ["b"]
+    assert await world.evicted() == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -382,8 +373,7 @@ async def test_refused_pods_are_forgotten_beyond_a_bound(world: PreemptionWorld)
     world.wait("needy", 8)
     for number in range(MAX_REFUSED_PODS):
         world.preemptor.record_refusal(f"uid-{number}", ["n1"])
-    await world.settle()
-    assert world.api.evicted == []
+    assert await world.evicted() == []
 
 
 async def test_what_is_kept_for_a_pod_that_is_being_deleted_is_given_up(world: PreemptionWorld) -> None:
@@ -405,13 +395,10 @@ async def test_looking_for_victims_takes_a_part_of_the_time_and_the_most_importa
     world.preemptor._sleep = slow
     world.wait("first", 8, priority=10)
     world.wait("king", 8, priority=11)
-    await world.settle()
-    assert world.api.evicted == ["a"]
+    assert await world.evicted() == ["a"]
     assert world.api.nominated == [("king", "n1")]
-    await world.settle(0.5)
-    assert world.api.evicted == ["a"]
-    await world.settle(0.6)
-    assert world.api.evicted == ["a", "b"]
+    assert await world.evicted(0.5) == ["a"]
+    assert await world.evicted(0.6) == ["a", "b"]
 
 
 async def test_victims_that_are_not_there_are_not_looked_for_all_the_time() -> None:
@@ -435,8 +422,7 @@ async def test_victims_that_are_not_there_are_not_looked_for_all_the_time() -> N
     world.budget("guarded", 1)
     await world.settle(REST_S[1] - 1)
     world.filter(needy)
-    await world.settle()
-    assert world.api.evicted == ["guarded"]
+    assert await world.evicted() == ["guarded"]
 
 
 async def test_nodes_without_lesser_pods_are_passed_over_quickly(world: PreemptionWorld) -> None:

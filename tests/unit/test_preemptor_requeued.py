@@ -31,8 +31,7 @@ async def test_nobody_goes_for_a_pod_that_was_refused_and_then_requeued(world: P
     requeue(world, needy, again=False)
     assert world.filter(needy) == []
     await world.settle()
-    await world.settle()
-    assert world.api.evicted == ["b"]
+    assert await world.evicted() == ["b"]
 
 
 async def test_a_pod_that_is_requeued_between_two_evictions_ends_them() -> None:
