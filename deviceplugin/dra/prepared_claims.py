@@ -135,7 +135,9 @@ class PreparedClaims:
             except FileNotFoundError:
                 del self._unread[uid]
             except (OSError, ValueError, RecursionError, DeviceIdError) as error:
-                self._unread[uid] = f"prepared claim {path} cannot be read: {error}"
+                self._unread[uid] = (
+                    f"prepared claim {path} cannot be read: {error}; if that lasts, delete its pod"
+                )
             else:
                 self._claims[uid] = claim
                 del self._unread[uid]

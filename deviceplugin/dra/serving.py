@@ -22,7 +22,7 @@ from deviceplugin.dra.plugin_service import DraPlugin
 from deviceplugin.dra.prepared_claims import FOLDER, PreparedClaims
 from deviceplugin.dra.registration import DraRegistrar, plugin_folder
 from deviceplugin.dra.slice_publisher import SlicePublisher
-from deviceplugin.errors import DevicePluginError, KindInUseError
+from deviceplugin.errors import CheckpointError, DevicePluginError, KindInUseError
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.host.cgroups import CgroupProbe
 from deviceplugin.kubelet.call_runner import Observe
@@ -96,8 +96,8 @@ class ClaimServing:
         """Restore what is prepared.
 
         Raises:
-            KindInUseError: containers run with devices of the device plugin.
-            CheckpointError: what has devices, or what is prepared, cannot be read.
+            KindInUseError: containers run with devices of the device plugin, or that is not known.
+            CheckpointError: what is prepared cannot be read.
         """
         await asyncio.to_thread(check_no_devices, self._checkpoint_reader, cgroups)
         await self._service.restore()
@@ -126,9 +126,16 @@ def check_no_devices(checkpoint_reader: CheckpointReader, cgroups: CgroupProber)
     """Refuse to serve claims beside containers that have devices of the device plugin, of any unit. Blocking.
 
     Raises:
-        KindInUseError: there are such containers.
+        KindInUseError: there are such containers, or that is not known.
     """
-    contents = checkpoint_reader.read()
+    try:
+        contents = checkpoint_reader.read()
+    except CheckpointError as error:
+        # A kubelet that has no device plugin never writes this file again.
+        raise KindInUseError(
+            f"--serve dra: pods may have devices of the device plugin: {error}; if that lasts, drain the "
+            "node, remove the file, then start again"
+        ) from error
     entries = contents.entries if contents is not None else ()
     uids = {entry.uid for entry in entries if is_card_resource(entry.resource)}
     alive = _find_running(cgroups, uids)

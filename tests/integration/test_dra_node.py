@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,7 @@ from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.gpus.nvidia.source import NvmlGpus
 from deviceplugin.gpus.sources import SOURCES
 from deviceplugin.host.cgroups import CgroupProbe
+from deviceplugin.kubelet.checkpoint import CHECKPOINT_NAME
 from tests.dra_world import CLAIMS, DRIVER, DraWorld, dra_world
 from tests.integration.node_world import GIB, NODE, KubeletCgroups, card, node_world
 from tests.nvml_world import Card, Driver, driver
@@ -633,6 +635,19 @@ async def test_pods_of_the_device_plugin_keep_claims_away(unit_mib: int) -> None
             await world.spawn_daemon(serve="dra", cdi_dirs=(world.folder / "cdi",), unit_mib=unit_mib)
 
 
+async def test_a_torn_checkpoint_keeps_claims_away_and_the_error_says_what_to_do() -> None:
+    """A kubelet without a device plugin leaves the file as it is; a device plugin would have it written."""
+    async with dra_world() as world:
+        await world.stop_daemon()
+        checkpoint = world.kubelet.device_plugin_dir / CHECKPOINT_NAME
+        checkpoint.write_bytes(b'{"Data":')
+        said = f"{re.escape(str(checkpoint))}: torn: .*; if that lasts, drain the node, remove the file"
+        with pytest.raises(KindInUseError, match=f"--serve dra: pods may have devices .*: {said}"):
+            await world.start_daemon()
+        checkpoint.unlink()
+        await world.start_daemon()
+
+
 async def test_mig_instances_are_devices_of_their_own_and_a_claim_names_its_instance(
     driver: Driver, tmp_path: Path
 ) -> None:
@@ -817,13 +832,15 @@ async def test_a_claim_that_cannot_be_read_is_not_none() -> None:
         _claim_file(world).write_bytes(whole[:40])
         await world.start_daemon(slices=False)
         assert world.cdi_specs() == specs, "the pod's container may start again"
-        assert "prepared claim" in str(world.daemon.account and world.daemon.account.checkpoint_problem)
+        problem = str(world.daemon.account and world.daemon.account.checkpoint_problem)
+        assert problem.startswith(f"prepared claim {_claim_file(world)} cannot be read: ")
+        assert problem.endswith("; if that lasts, delete its pod")
         await world.claim("b", (0, 2))
         refused = (await world.prepare("b"))["b"].error
         assert "claim default/b: prepared claim" in refused
         assert world.words() == words, "nothing more is published"
 
-        # The kubelet has it prepared anew, as it does when it starts.
+        # The kubelet has it prepared anew, as it does for each new sandbox of a pod.
         assert not (await world.prepare("a"))["a"].error
         assert not (await world.prepare("b"))["b"].error
         await until(lambda: world.used == [8, 0], "both claims")
