@@ -14,7 +14,7 @@ from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.pod_resources import PodResources
 from deviceplugin.kubelet.registrars import Registrars
-from deviceplugin.kubelet.registration import Registrar
+from deviceplugin.kubelet.registration import KUBELET_SOCKET, Registrar
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
 from deviceplugin.settings import Settings
 
@@ -75,7 +75,8 @@ class DevicePluginServing:
             [
                 keep_registered(self.plugin, settings.endpoint, settings.resource),
                 keep_registered(make(percent=True), settings.percent_endpoint, PERCENT_RESOURCE),
-            ]
+            ],
+            f"listen on {settings.device_plugin_dir / KUBELET_SOCKET}",
         )
 
     async def begin(self, cgroups: CgroupProber) -> None:

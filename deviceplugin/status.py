@@ -51,7 +51,9 @@ class DaemonStatus:
         no_names = self.why_no_names()
         reasons = [] if no_names is None else [no_names]
         if not self.serving.registrars.is_registered:
-            reasons.append("not registered with the kubelet")
+            reasons.append(
+                f"not registered with the kubelet, which is to {self.serving.registrars.expectation}"
+            )
         if self.serving.problem is not None:
             reasons.append(self.serving.problem)
         if self.account.checkpoint_problem is not None:

@@ -43,9 +43,9 @@ class DraRegistrar:
     def __init__(self, plugin: DraPlugin, kubelet_dir: Path, *, on_registered: Callable[[], None]) -> None:
         self._plugin = plugin
         self._socket = plugin_folder(kubelet_dir) / "dra.sock"
-        self._registry = kubelet_dir / "plugins_registry" / f"{DRA_DRIVER}-reg.sock"
+        self.registry = kubelet_dir / "plugins_registry" / f"{DRA_DRIVER}-reg.sock"
         # In this order: a kubelet that finds the registry's socket calls the plugin's socket at once.
-        self._sockets = GrpcSockets([self._socket, self._registry], self._add_services, grace_s=GRACE_S)
+        self._sockets = GrpcSockets([self._socket, self.registry], self._add_services, grace_s=GRACE_S)
         self._on_registered = on_registered
         self._stepper = Stepper(self._step, backoff=Backoff(0.1, 5.0))
         self.is_registered = False
@@ -54,7 +54,7 @@ class DraRegistrar:
     async def run(self) -> None:
         """Serve, and serve again whenever a socket disappears, until cancelled; then remove the sockets."""
         try:
-            async with FolderWatch(self._registry.parent, self._stepper.wake):
+            async with FolderWatch(self.registry.parent, self._stepper.wake):
                 await self._stepper.run()
         finally:
             await self._stop()
@@ -64,9 +64,9 @@ class DraRegistrar:
             if self._sockets.are_ours:
                 return None
             await self._stop()
-            return await self._stepper.back_off(log, "sockets not served", f"{self._registry} is gone")
+            return await self._stepper.back_off(log, "sockets not served", f"{self.registry} is gone")
         try:
-            for path in (self._socket, self._registry):
+            for path in (self._socket, self.registry):
                 path.parent.mkdir(parents=True, exist_ok=True)
             await self._sockets.serve()
         except (RegistrationError, OSError) as error:

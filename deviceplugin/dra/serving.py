@@ -71,7 +71,9 @@ class ClaimServing:
         )
         plugin = DraPlugin(self._service, settings.node_name, observe=observe)
         registrar = DraRegistrar(plugin, settings.kubelet_dir, on_registered=on_registered)
-        self.registrars = Registrars([registrar])
+        self.registrars = Registrars(
+            [registrar], f"call {registrar.registry}: --kubelet-dir is the kubelet's --root-dir"
+        )
         self._publisher = SlicePublisher(
             client,
             account,

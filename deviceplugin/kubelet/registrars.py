@@ -17,10 +17,15 @@ class Registers(Protocol):
 
 
 class Registrars:
-    """The node is served when each resource is registered."""
+    """The node is served when each resource is registered.
 
-    def __init__(self, registrars: Sequence[Registers]) -> None:
+    Attributes:
+        expectation: what a kubelet does that is going to register them, for people who gave wrong folders.
+    """
+
+    def __init__(self, registrars: Sequence[Registers], expectation: str) -> None:
         self._registrars = tuple(registrars)
+        self.expectation = expectation
 
     def __iter__(self) -> Iterator[Registers]:
         return iter(self._registrars)

@@ -648,6 +648,21 @@ async def test_a_torn_checkpoint_keeps_claims_away_and_the_error_says_what_to_do
         await world.start_daemon()
 
 
+async def test_a_daemon_that_no_kubelet_finds_says_where_it_waits() -> None:
+    async with dra_world() as world:
+        await world.stop_daemon()
+        elsewhere = world.folder / "elsewhere"
+        world.spawn_daemon(serve="dra", cdi_dirs=(world.cdi,), kubelet_dir=elsewhere)
+        registry = elsewhere / "plugins_registry" / f"{DRIVER}-reg.sock"
+        await until(registry.is_socket, "our socket")
+        url = f"http://127.0.0.1:{world.daemon.http_port}/readyz"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            told = (answer.status, await answer.text())
+        said = f"which is to call {registry}: --kubelet-dir is the kubelet's --root-dir"
+        assert told[0] == 503
+        assert told[1].splitlines()[0] == f"not registered with the kubelet, {said}"
+
+
 async def test_mig_instances_are_devices_of_their_own_and_a_claim_names_its_instance(
     driver: Driver, tmp_path: Path
 ) -> None:

@@ -132,7 +132,9 @@ async def test_http_tells_probes_prometheus_and_people():
         await world.kubelet.kill()
         await until(lambda: not world.daemon._serving.registrars.is_registered)
         async with session.get(f"{base}/readyz") as answer:
-            assert (answer.status, await answer.text()) == (503, "not registered with the kubelet\n")
+            listening = f"listen on {world.kubelet.device_plugin_dir / 'kubelet.sock'}"
+            said = f"not registered with the kubelet, which is to {listening}\n"
+            assert (answer.status, await answer.text()) == (503, said)
 
 
 async def test_cdi_names_are_given_on_request():
