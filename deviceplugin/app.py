@@ -175,7 +175,9 @@ class Daemon:
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)
         models = {card.uuid: card.model for card in cards}
         notices = NodeEvents(recorder.event, settings.node_name, models, self._source.vendor.fault_event)
-        own_node = OwnNode(account, settings.node_name, notices.record_wrong_cordon, self._parents)
+        own_node = OwnNode(
+            account, settings.node_name, settings.unit_mib, notices.record_wrong_cordon, self._parents
+        )
         pods = self._make_own_pods(account, own_node, relist_wanted.set, prepared)
         self._pods = pods
         # 3. What a container gets besides its cards: limits, and how it sees them.

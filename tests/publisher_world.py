@@ -76,7 +76,7 @@ class Bench:
             Ledger(cards(8, 8)), FakeCheckpoint().read, GIB, clock=lambda: self.now_s
         )
         self.ledger = self.account.ledger
-        self.nodes = OwnNode(self.account, "n1")
+        self.nodes = OwnNode(self.account, "n1", 1024)
         self.pods = OwnPods(self.account, GIB, lambda: None, holds_pod=self.nodes.holds_pod)
         self.publisher = NodePublisher(
             self.api,

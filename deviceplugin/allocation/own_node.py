@@ -19,6 +19,7 @@ class OwnNode(Sink[NodeObject]):
     """Keeps the newest state of the own Node.
 
     Args:
+        unit_mib: MiB a unit of the ledger.
         tell: called with each fault of the Node's cordon, once.
         parents: UUID of the whole card by that of its instance.
 
@@ -31,11 +32,13 @@ class OwnNode(Sink[NodeObject]):
         self,
         account: LedgerService,
         name: str,
+        unit_mib: int,
         tell: Callable[[str], None] = lambda _: None,
         parents: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._account = account
         self._name = name
+        self._unit_mib = unit_mib
         self._tell = tell
         self._parents = parents
         self._told_missing = False
@@ -107,20 +110,24 @@ class OwnNode(Sink[NodeObject]):
     def _remember(self, node: NodeObject) -> None:
         """Tell the ledger which pods the words contained before this daemon started, and on which cards.
 
-        A daemon of an older version did not write the cards.
+        A daemon of an older version did not write the cards. Units of another size are rounded up to ours: a
+        pod may run on though its node was not drained, and the kubelet has lost the checkpoint that names it.
         """
         (holds, problem), cards = node.read_accounted_pods_or_error(), node.read_cards() or ()
         if problem is not None:
             log.warning("what the words held before cannot be read, taken as nothing", error=str(problem))
         if holds is None:
             return
+        words = node.read_words()
+        before_mib = self._unit_mib if words is None else words.layout.unit_mib
         cards_by_pod: dict[str, dict[str, int] | None] = {}
         for uid in holds.uids:
             units = holds.units.get(uid)
-            known = units is not None and all(position < len(cards) for position in units)
-            cards_by_pod[uid] = (
-                {cards[position].uuid: count for position, count in units.items()}
-                if units is not None and known
-                else None
-            )
+            if units is None or any(position >= len(cards) for position in units):
+                cards_by_pod[uid] = None
+                continue
+            cards_by_pod[uid] = {
+                cards[position].uuid: -(-count * before_mib // self._unit_mib)
+                for position, count in units.items()
+            }
         self._account.ledger.restore_published(cards_by_pod)

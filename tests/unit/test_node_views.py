@@ -192,7 +192,7 @@ def test_a_pod_that_vanishes_unheld_is_owed(static):
 def test_a_pod_that_vanishes_before_the_node_said_that_it_has_it_is_owed(held):
     """Its IDs are known by then, and its gain would have been published a moment later."""
     of = account()
-    own = OwnNode(of, "n1")
+    own = OwnNode(of, "n1", 1024)
     own.replace(
         [node(3, **{NODE_HOLDS: '{"seen":"1","uids":["a"]}' if held else '{"seen":"1","uids":[]}'})], "3"
     )
@@ -291,7 +291,7 @@ def test_what_the_node_said_before_is_remembered_once():
     inventory = dump_cards([CardRecord(f"c{i}", i, "M", 8192, None, healthy=True) for i in (1, 0)])
     notes = {NODE_HOLDS: '{"seen":"1","uids":["ghost"],"units":[{"0":2,"1":5}]}', NODE_CARDS: inventory}
     of = account()
-    view = OwnNode(of, "n1")
+    view = OwnNode(of, "n1", 1024)
     assert not view.listed.is_set()
     view.replace([node(3, **notes)], "3")
     assert view.listed.is_set()
@@ -299,6 +299,17 @@ def test_what_the_node_said_before_is_remembered_once():
     assert of.ledger.allocated_units() == {"c0": 5, "c1": 2}
     view.replace([node(4, **{NODE_HOLDS: '{"seen":"1","uids":[]}', NODE_CARDS: inventory})], "4")
     assert of.ledger.allocated_units() == {"c0": 5, "c1": 2}
+
+
+@pytest.mark.parametrize(("unit_mib", "counted"), [(512, (10, 4)), (1024, (5, 2)), (2048, (3, 1))])
+def test_holds_of_another_unit_count_rounded_up(unit_mib: int, counted: tuple[int, int]) -> None:
+    """The pod may run on, and the kubelet have lost the checkpoint that says so."""
+    inventory = dump_cards([CardRecord(f"c{i}", i, "M", 8192, None, healthy=True) for i in range(2)])
+    notes = {NODE_HOLDS: '{"seen":"1","uids":["a"],"units":[{"0":5,"1":2}]}', NODE_CARDS: inventory}
+    of = LedgerService(Ledger(cards(16, 16)), FakeCheckpoint().read, GIB)
+    OwnNode(of, "n1", unit_mib).replace([node(3, **notes)], "3")
+    pods(of).replace([], "7")
+    assert of.ledger.used() == counted
 
 
 @pytest.mark.parametrize(
@@ -313,7 +324,7 @@ def test_holds_that_do_not_say_where_charge_every_card_until_the_pod_is_known(un
     inventory = dump_cards([CardRecord(f"c{i}", i, "M", 8192, None, healthy=True) for i in range(2)])
     of = account()
     notes = {NODE_HOLDS: f'{{"seen":"1","uids":["a"]{units}}}', NODE_CARDS: inventory}
-    OwnNode(of, "n1").replace([node(3, **notes)], "3")
+    OwnNode(of, "n1", 1024).replace([node(3, **notes)], "3")
     of.ledger.apply_checkpoint([], 0.0)
     assert of.ledger.used() == (8, 8)
     of.ledger.apply_checkpoint([CheckpointEntry("a", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
@@ -325,13 +336,13 @@ def test_holds_that_do_not_say_where_charge_every_card_until_the_pod_is_known(un
 def test_holds_that_cannot_be_read_are_not_remembered():
     of = account()
     with capture_logs() as logs:
-        OwnNode(of, "n1").replace([node(3, **{NODE_HOLDS: "rubbish"})], "3")
+        OwnNode(of, "n1", 1024).replace([node(3, **{NODE_HOLDS: "rubbish"})], "3")
     assert of.ledger.allocated_units() == {"c0": 0, "c1": 0}
     assert [(line["log_level"], NODE_HOLDS in line["error"]) for line in logs] == [("warning", True)]
 
 
 def test_a_node_that_is_not_there_comes_and_goes():
-    view = OwnNode(account(), "n1")
+    view = OwnNode(account(), "n1", 1024)
     view.replace([], "1")
     assert view.node is None
     view.event("ADDED", node(4), "4")
@@ -344,7 +355,7 @@ def test_a_node_that_is_not_there_comes_and_goes():
 
 
 def test_a_node_name_that_no_node_has_is_told_once_until_one_has_it():
-    view = OwnNode(account(), "n1.example")
+    view = OwnNode(account(), "n1.example", 1024)
     assert not view.is_missing
     with capture_logs() as logs:
         for version in "12":
@@ -359,7 +370,7 @@ def test_a_node_name_that_no_node_has_is_told_once_until_one_has_it():
 
 
 def test_an_older_state_of_the_node_is_ignored():
-    view = OwnNode(account(), "n1")
+    view = OwnNode(account(), "n1", 1024)
     view.apply_node(node(9))
     view.apply_node(node(8))
     assert view.node is not None
@@ -368,7 +379,7 @@ def test_an_older_state_of_the_node_is_ignored():
 
 def test_the_cordon_is_followed_and_stays_when_it_cannot_be_read():
     of = account()
-    view = OwnNode(of, "n1")
+    view = OwnNode(of, "n1", 1024)
     view.apply_node(node(1, **{NODE_CORDON: "c1"}))
     assert of.ledger.used() == (0, 8)
     for version in (2, 3):
@@ -381,7 +392,7 @@ def test_the_cordon_is_followed_and_stays_when_it_cannot_be_read():
 def test_a_cordon_of_a_card_is_one_of_its_instances():
     """Whoever cordoned the card before it was partitioned had the instances in mind, too."""
     of, told = account(), []
-    view = OwnNode(of, "n1", told.append, lambda: {"c0": "GPU-a", "c1": "GPU-b"})
+    view = OwnNode(of, "n1", 1024, told.append, lambda: {"c0": "GPU-a", "c1": "GPU-b"})
     view.apply_node(node(1, **{NODE_CORDON: "GPU-a,c1"}))
     assert of.ledger.used() == (8, 8)
     view.apply_node(node(2, **{NODE_CORDON: "GPU-a"}))
@@ -391,7 +402,7 @@ def test_a_cordon_of_a_card_is_one_of_its_instances():
 
 def test_a_cordon_of_what_the_node_does_not_have_is_told_once():
     of, told = account(), []
-    view = OwnNode(of, "n1", told.append)
+    view = OwnNode(of, "n1", 1024, told.append)
     with capture_logs() as logs:
         for version in (1, 2):
             view.apply_node(node(version, **{NODE_CORDON: "c1,c7, c9"}))

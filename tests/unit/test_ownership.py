@@ -35,7 +35,7 @@ class Daemons:
 
     def daemon(self, host: str, boot: str = "", pod: str = "") -> NodeOwnership:
         account = LedgerService(Ledger(cards(8)), FakeCheckpoint().read, GIB, clock=lambda: self.now_s)
-        view = self.views[host] = OwnNode(account, "n1")
+        view = self.views[host] = OwnNode(account, "n1", 1024)
         found = NodeOwnership(
             self.api,
             account,

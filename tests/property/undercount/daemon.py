@@ -131,7 +131,7 @@ class ModelDaemon(Plugin):
         self.look: tuple[frozenset[str], frozenset[str], float] | None = None
         self.ledger = Ledger(self.cards, compute_limit=self.compute_limit)
         self.account = LedgerService(self.ledger, self.read, RESOURCE, clock=lambda: self.now)
-        self.own = OwnNode(self.account, self.node)
+        self.own = OwnNode(self.account, self.node, UNIT_MIB)
         self.pods = OwnPods(self.account, RESOURCE, self._ask_for_pods, holds_pod=self.own.holds_pod)
         for index in self.sick:
             self.ledger.set_healthy(self.every[index].uuid, healthy=False)
