@@ -5,6 +5,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
+
+MAX_SOCKET_PATH: Final = 107
+"""Bytes of the longest path that fits into sockaddr_un with its closing zero byte."""
 
 
 def replace_file(path: Path, content: bytes) -> None:

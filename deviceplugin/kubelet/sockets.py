@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from deviceplugin.errors import RegistrationError
+from deviceplugin.files import MAX_SOCKET_PATH
 from deviceplugin.host.inotify import Inotify
 
-# The longest path that fits into sockaddr_un with its closing zero byte.
-MAX_SOCKET_PATH: Final = 107
 _TICK_S: Final = 1.0
 
 

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Final
 import structlog
 
 from deviceplugin.errors import GpuError, UnaskedError
+from deviceplugin.files import MAX_SOCKET_PATH
 from deviceplugin.gpus.nvidia.mps.control import ControlDaemon
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder
-from deviceplugin.gpus.nvidia.mps.namespaces import MOST_SOCKET_BYTES, SERVER, Namespace, find_fault
+from deviceplugin.gpus.nvidia.mps.namespaces import SERVER, Namespace, find_fault
 
 log = structlog.get_logger(__name__)
 
@@ -103,8 +104,8 @@ class NamespaceControlDaemon(ControlDaemon):
         """Create a namespace and set its limits; return why it is not there as it should be, or nothing."""
         pipe, name = self._namespaces.pipe_of(namespace), f"{namespace.name} --server={SERVER}"
         length = len(os.fsencode(pipe / "control"))
-        if length > MOST_SOCKET_BYTES:
-            return f"its socket's path has {length} bytes; allowed: {MOST_SOCKET_BYTES}, by a shorter --root"
+        if length > MAX_SOCKET_PATH:
+            return f"its socket's path has {length} bytes; allowed: {MAX_SOCKET_PATH}, by a shorter --root"
         limits = f"--active-thread-percentage={namespace.percent}"
         if namespace.mib:
             limits += f" --pinned-memory-limit={namespace.mib}M"

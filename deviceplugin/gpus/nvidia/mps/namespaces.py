@@ -26,9 +26,6 @@ SERVER: Final = "gpu"
 CUDA_WITH_NAMESPACES: Final = 13_040
 """CUDA 13.4, driver r615, brought MPS v3."""
 
-MOST_SOCKET_BYTES: Final = 107
-"""Longest path of a socket in Linux."""
-
 _NAME: Final = re.compile(r"([up][0-9]{1,6})_c([0-9]{1,3})_m([0-9]{1,8})")
 
 
