@@ -37,6 +37,7 @@ from deviceplugin.gpus.api.memory_limits import (
     LimitReading,
     LimitSupport,
 )
+from deviceplugin.gpus.nvidia.mig import INSTANCE_PREFIX
 from deviceplugin.gpus.nvidia.nvml_calls import read_driver_version
 
 SINCE: Final = "driver 615 (CUDA 13.4) or later"
@@ -140,7 +141,7 @@ class NvmlLimits:
 
     def _find_out(self, uuid: str) -> tuple[LimitSupport, bool]:
         """Find out without touching other cgroups; return also whether the answer is final."""
-        if uuid.startswith("MIG-"):
+        if uuid.startswith(INSTANCE_PREFIX):
             return NOT_ON_INSTANCES, True
         if not all(hasattr(pynvml, name) for name in (*CALLS, "c_nvmlSetMemoryLimits_v1_t")):
             return LimitSupport(

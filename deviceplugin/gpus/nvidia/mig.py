@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MEMORY_SLICES: Final = 8
+INSTANCE_PREFIX: Final = "MIG-"
 
 _MEDIA: Final = "+me"
 _PART: Final = re.compile(r"([1-7])c\.(?=[1-7]g\.)")
@@ -194,7 +195,7 @@ def _fits(group: Sequence[InstanceRequest], instance: InstanceRequest) -> bool:
 
 def _instance(card: str, profile: str, start: int, number: int, memory_mib: int) -> MigInstance:
     name = f"{card} {start} {profile}" if number == 0 else f"{card} {start} {profile} {number}"
-    return MigInstance(f"MIG-{uuid.uuid5(_NAMESPACE, name)}", profile, start, memory_mib, number)
+    return MigInstance(f"{INSTANCE_PREFIX}{uuid.uuid5(_NAMESPACE, name)}", profile, start, memory_mib, number)
 
 
 def _board(model: str, schedulable_mib: int) -> _Board:

@@ -42,6 +42,7 @@ from deviceplugin.gpus.nvidia.generations import ARCHITECTURES
 from deviceplugin.gpus.nvidia.links import read_links
 from deviceplugin.gpus.nvidia.memory_limits import CALLS as LIMIT_CALLS
 from deviceplugin.gpus.nvidia.memory_limits import NvmlLimits
+from deviceplugin.gpus.nvidia.mig import INSTANCE_PREFIX
 from deviceplugin.gpus.nvidia.nvml_calls import MigDevice
 from deviceplugin.gpus.nvidia.telemetry import read_telemetry
 from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, NVIDIA
@@ -439,7 +440,7 @@ class NvmlGpus:
             was_there = physical_uuid(known.card) == entry.uuid and known.place == instance.place
             if was_there and known.card.error is None and known.card.uuid not in shown:
                 return replace(known, handle=None, parent=entry.handle, trouble=trouble, lasts=lasts)
-        uuid = f"MIG-unreadable-{entry.number}-{instance.place}"
+        uuid = f"{INSTANCE_PREFIX}unreadable-{entry.number}-{instance.place}"
         card = self._describe(entry, entry.handle, uuid, trouble)
         return _NvmlDevice(card, None, entry.handle, instance.place, lasts=lasts)
 

@@ -27,6 +27,7 @@ from deviceplugin.gpus.api.memory_limits import (
     LimitSupport,
 )
 from deviceplugin.gpus.api.source import GpuProcess
+from deviceplugin.gpus.nvidia.mig import INSTANCE_PREFIX
 
 REQUEST_ENV: Final = "SIMULATED_GPU_MEMORY_REQUEST"
 LIMIT_ENV: Final = "SIMULATED_GPU_MEMORY_LIMIT"
@@ -102,7 +103,7 @@ class SimulatedLimits:
 
     def support(self, uuid: str) -> LimitSupport:
         """Tell what the simulated driver can do; asked once, as long as no limit is refused."""
-        if uuid.startswith("MIG-"):
+        if uuid.startswith(INSTANCE_PREFIX):
             return NOT_ON_INSTANCES
         if not self._support.can_limit:
             return self._support
