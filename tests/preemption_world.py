@@ -95,7 +95,7 @@ class PreemptionWorld:
         self.state = ClusterState()
         self.policies = ClusterPolicies()
         self.budgets = DisruptionBudgets()
-        self.extender = Extender(self.state, self.policies, budgets=self.budgets)
+        self.extender = Extender(self.state, self.policies, 16, budgets=self.budgets)
         self.committer = Committer(self.state, self.policies)
         self.api = PreemptionApi(self)
         self.nodes: dict[str, tuple[tuple[int, ...], list[int], list[str]]] = {}

@@ -66,8 +66,6 @@ from scheduler_plugin.scheduling.ranking import MAX_SCORE, convert_to_protocol, 
 from scheduler_plugin.scheduling.reasons import REQUEUED, Cure, FilterReason, format_event_text
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
-SHORTLIST: Final = 16
-
 MAX_EVICTABLE: Final = 256
 """Nodes of a refusal that are remembered for preemption at most; the next refusal begins after them."""
 
@@ -100,7 +98,7 @@ class Extender:
         self,
         state: ClusterState,
         policies: ClusterPolicies,
-        shortlist: int = SHORTLIST,
+        shortlist: int,
         budgets: DisruptionBudgets | None = None,
         *,
         rank_all_pods: bool = False,

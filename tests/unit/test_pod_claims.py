@@ -296,7 +296,7 @@ async def test_a_pod_whose_status_names_a_claim_stays_away_from_nodes_of_the_dev
     api.fail_at = (4, KubeApiError("the API server is ending", status=500))
     world = World(api)
     world.state.apply_node(node("plugin", (32,), version=2), 0)
-    extender = Extender(world.state, ClusterPolicies("least-requested"))
+    extender = Extender(world.state, ClusterPolicies("least-requested"), 16)
     nodes = {"NodeNames": ["n", "plugin"]}
 
     def passing(found: dict[str, Any]) -> list[str]:

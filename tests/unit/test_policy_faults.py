@@ -170,7 +170,7 @@ def test_scores_for_pods_without_cards_are_checked_too(scores, what):
     plain = pod_object("p", containers=[{"name": "main", "resources": {}}])
     body = json.dumps({"Pod": plain, "NodeNames": ["n"]}).encode()
     with offered(NODE_POLICIES, odd=lambda _: policy):
-        extender = Extender(state, ClusterPolicies("odd"), rank_all_pods=True)
+        extender = Extender(state, ClusterPolicies("odd"), 16, rank_all_pods=True)
         with pytest.raises(PolicyError, match=what):
             extender.prioritize(body, 0)
 

@@ -22,7 +22,7 @@ class World:
         self.state = ClusterState()
         self.budgets = DisruptionBudgets()
         self.budgets.replace([], "1")
-        self.extender = Extender(self.state, ClusterPolicies(), budgets=self.budgets)
+        self.extender = Extender(self.state, ClusterPolicies(), 16, budgets=self.budgets)
         self.version = 1
 
     def node(

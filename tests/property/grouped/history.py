@@ -91,7 +91,7 @@ class GroupHistory(History):
     def _start_extender(self) -> None:
         self.state = ClusterState()
         policies = ClusterPolicies("least-requested", self.card_policy)
-        self.extender = Extender(self.state, policies)
+        self.extender = Extender(self.state, policies, 16)
         self.committer = Committer(self.state, policies)
         self.watch = Watch(self.api.events)
         pods = [self.api.make_pod(pod) for pod in self.api.pods.values()]
