@@ -261,7 +261,7 @@ def _legend(rows: Sequence[NodeRow], options: RenderOptions) -> list[str]:
 def _sums(rows: Sequence[NodeRow]) -> list[str]:
     return [
         f"{each.resource}: {each.in_use_units}/{each.size_units} in use, "
-        f"whole cards free: {each.whole_cards_free}, largest request: {each.largest_request}"
+        f"whole cards free: {each.whole_cards_free}, largest free card: {each.largest_free_card}"
         for each in sum_totals(rows)
     ]
 
@@ -301,7 +301,7 @@ class Totals:
     in_use_units: int
     size_units: int
     whole_cards_free: int
-    largest_request: int
+    largest_free_card: int
 
 
 def sum_totals(rows: Sequence[NodeRow]) -> list[Totals]:
@@ -323,5 +323,5 @@ def _sum_rows(rows: Sequence[NodeRow], resource: str) -> Totals:
         in_use_units=sum(card.in_use_units for card in cards),
         size_units=sum(card.size_units for card in cards),
         whole_cards_free=sum(card.free_units == card.size_units > 0 for card in cards),
-        largest_request=max((card.free_units for card in cards), default=0),
+        largest_free_card=max((card.free_units for card in cards), default=0),
     )

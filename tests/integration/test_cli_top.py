@@ -41,7 +41,7 @@ def test_tables(run, file):
     status, out, err = run("-f", file)
     assert (status, err) == (0, "")
     _, *lines, sums = out.splitlines()
-    assert sums == "gpupack.io/gpu-memory-gib: 22/72 in use, whole cards free: 1, largest request: 36"
+    assert sums == "gpupack.io/gpu-memory-gib: 22/72 in use, whole cards free: 1, largest free card: 36"
     assert [line.split()[0] for line in lines] == ["gpu-0", "gpu-1", "odd"]
     assert "\x1b" not in out
     assert "GPU-a" not in out

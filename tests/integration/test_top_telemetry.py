@@ -32,7 +32,7 @@ def test_wide(cluster, run, tmp_path):
         "-     -    31C   -         -        none          NVIDIA L40S  GPU-b-0",
         "-     -    31C   -         -        none          NVIDIA L40S  GPU-b-1",
     ]
-    assert lines[-1].endswith("16/176 in use, whole cards free: 2, largest request: 44")
+    assert lines[-1].endswith("16/176 in use, whole cards free: 2, largest free card: 44")
     assert all(query == {"history": "0"} for path, query in cluster.asked if "/proxy/" in path)
 
 

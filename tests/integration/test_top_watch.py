@@ -77,7 +77,7 @@ async def test_every_change_is_shown_until_ctrl_c(api):
         use(api, "b", 11)
         second = await state(process)
         assert second[0] == ""
-        assert second[-1] == f"{GIB}: 11/88 in use, whole cards free: 1, largest request: 44"
+        assert second[-1] == f"{GIB}: 11/88 in use, whole cards free: 1, largest free card: 44"
         api.add_pod(
             {
                 "metadata": {"name": "p"},
@@ -90,7 +90,7 @@ async def test_every_change_is_shown_until_ctrl_c(api):
         assert "default    p" in "\n".join(await state(process))
         api.delete_node("b")
         last = await state(process)
-        assert last[-1] == f"{GIB}: 4/44 in use, whole cards free: 0, largest request: 40"
+        assert last[-1] == f"{GIB}: 4/44 in use, whole cards free: 0, largest free card: 40"
         process.send_signal(signal.SIGINT)
         assert await process.stdout.read() == b""
         # The line break is click's, after the ^C that a terminal shows.

@@ -167,8 +167,8 @@ MIXED = [
     ),
 ]
 SUMS = [
-    "gpupack.io/gpu-memory-512mib: 0/44 in use, whole cards free: 1, largest request: 44",
-    "gpupack.io/gpu-memory-gib: 7/14 in use, whole cards free: 0, largest request: 7",
+    "gpupack.io/gpu-memory-512mib: 0/44 in use, whole cards free: 1, largest free card: 44",
+    "gpupack.io/gpu-memory-gib: 7/14 in use, whole cards free: 0, largest free card: 7",
 ]
 
 

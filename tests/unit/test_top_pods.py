@@ -118,7 +118,7 @@ def test_the_table_has_a_line_for_each_pod_on_each_card():
         "n     5     █▎░░ 15/44  unhealthy  -          UID u-x  9      ending     -         -",
         "n     5     █▎░░ 15/44  unhealthy  default    a        1      allocated  -         -",
         "n     -     -           -          default    none     5      unknown    -         -",
-        f"{GIB}: 13/44 in use, whole cards free: 0, largest request: 31",
+        f"{GIB}: 13/44 in use, whole cards free: 0, largest free card: 31",
     ]
     wide = render([ROW], "wide", pods=True).splitlines()
     assert wide[0].split()[-2:] == ["MODEL", "UUID"]

@@ -52,7 +52,7 @@ def test_the_status_says_who_takes_no_pods_and_the_sums_leave_these_out(how, sta
     body, footer = shown(changed(**how), output=output)
     assert [line.split()[1] for line in body] == [status] * (1 if output == "table" else 2)
     in_use, largest = ("48/88", 40) if not how else ("0/0", 0)
-    assert footer[-1] == f"{GIB}: {in_use} in use, whole cards free: 0, largest request: {largest}"
+    assert footer[-1] == f"{GIB}: {in_use} in use, whole cards free: 0, largest free card: {largest}"
     (record,) = json.loads(render(build_rows(listed(changed(**how))), "json"))
     assert record["takes_pods"] is (not how)
     assert record["ready"] is (how.get("ready", "True") == "True")
@@ -73,7 +73,7 @@ def test_the_status_says_who_takes_no_pods_and_the_sums_leave_these_out(how, sta
 def test_a_node_that_the_scheduler_cannot_read_takes_no_pods(annotations, takes):
     (row,) = build_rows(listed(changed(**annotations)))
     assert row.takes_pods is takes
-    assert sum_totals([row])[0].largest_request == (40 if takes else 0)
+    assert sum_totals([row])[0].largest_free_card == (40 if takes else 0)
 
 
 def test_a_node_with_a_card_of_an_impossible_size_takes_no_pods():
@@ -123,7 +123,7 @@ def test_a_node_whose_daemon_wrote_its_last_patch():
     # For five minutes the kubelet keeps the capacity: nothing tells it from cards that are all dead.
     (line,), footer = shown(made)
     assert "▎░░░ 4/44!  ▉░░░ 10/44!  no card is healthy, or the node daemon has stopped" in line
-    assert footer[-1].endswith("0/0 in use, whole cards free: 0, largest request: 0")
+    assert footer[-1].endswith("0/0 in use, whole cards free: 0, largest free card: 0")
     made["status"]["capacity"][GIB] = "0"
     (line,), footer = shown(made)
     assert "NoPlugin" in line
@@ -194,7 +194,7 @@ def test_sums_by_unit():
         )
     )
     assert [
-        (each.resource, each.in_use_units, each.size_units, each.whole_cards_free, each.largest_request)
+        (each.resource, each.in_use_units, each.size_units, each.whole_cards_free, each.largest_free_card)
         for each in sum_totals(found)
     ] == [
         ("gpupack.io/gpu-memory-512mib", 10, 316, 1, 158),

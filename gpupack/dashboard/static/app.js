@@ -68,7 +68,7 @@ function Sums({ sums }) {
     ["Promised", percent(sums.allocated, sums.size), `${gib(sums.allocated)} of ${gib(sums.size)} GiB`],
     ["Free", `${gib(sums.free)} GiB`, plural(sums.nodes - sums.closed, "node takes pods", "nodes take pods")],
     ["Whole cards free", sums.whole.toLocaleString("en"), `of ${plural(sums.cards, "card")}`],
-    ["Largest request", `${gib(sums.largest)} GiB`, "on one card"],
+    ["Largest free card", `${gib(sums.largest)} GiB`, "free on one card"],
     ["Fragmentation", percent(fragmentation(sums), 1), "of free memory"],
     ["Used beyond", `${gib(sums.overuse)} GiB`, "promises, or by others", sums.overuse > 0],
     ["Out of use", `${sums.unhealthy + sums.cordoned}`, `${sums.unhealthy} unhealthy, ${sums.cordoned} cordoned`, sums.unhealthy > 0],

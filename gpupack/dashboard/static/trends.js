@@ -26,7 +26,7 @@ const CHARTS = {
   room: {
     title: "Room", unit: "GiB on one card, and whole cards", range: null,
     lines: [
-      ["largest request, GiB", "--promised", (point) => point[LARGEST] / GIB, []],
+      ["largest free card, GiB", "--promised", (point) => point[LARGEST] / GIB, []],
       ["whole cards free", "--foreign", (point) => point[WHOLE], [6, 4]],
     ],
   },
