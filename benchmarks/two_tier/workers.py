@@ -25,9 +25,9 @@ from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.placing import make_learning_request, place_by_policy, score_nodes
+from scheduler_plugin.scheduling.placing import place_by_policy, score_nodes
 from scheduler_plugin.scheduling.ranking import rank_best
-from scheduler_plugin.scheduling.request import SchedulingRequest
+from scheduler_plugin.scheduling.request import SchedulingRequest, make_learning_request
 
 _START_S: Final = 120.0
 _PATIENCE_S: Final = 0.2

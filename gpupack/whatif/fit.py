@@ -46,10 +46,10 @@ from scheduler_plugin.scheduling.reasons import format_demands
 from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
     compute_largest_percent,
+    find_card_sizes,
     get_usable_units,
-    group_by_card_size,
+    split_rows,
     with_compute,
-    with_units_for,
 )
 from scheduler_plugin.scheduling.scratch_node import ScratchNode
 
@@ -270,14 +270,13 @@ def _count_by_cards(
     if len(demands) == 1 and demands[0].cards == 1:
         pods = zip(rows.tolist(), count_most_pods(nodes, query, rows).tolist(), strict=True)
         return Counter({(name := nodes.names[row]): min(most[name], number) for row, number in pods})
-    one_by_one: RowArray = rows[:0]
-    if query.request.rules.same_model:
-        mixed = nodes.inventory.mixed_models[rows]
-        one_by_one, rows = rows[mixed], rows[~mixed]
-    sizes = group_by_card_size(nodes, rows)
-    counts = _count_one_by_one(cluster, query, np.concatenate((one_by_one, rows[sizes.mixed])), most)
-    for size, at in sizes.uniform:
-        counts += _filled(cluster, with_units_for(query, size), rows[at], most)
+    # Where sizes differ, more or fewer pods fit as one or the other of equally good cards is chosen.
+    even = find_card_sizes(nodes, rows) >= 0
+    one_by_one, rows = rows[~even], rows[even]
+    by_size, others = split_rows(nodes, query, rows)
+    counts = _count_one_by_one(cluster, query, np.concatenate((one_by_one, rows[others])), most)
+    for in_units, at in by_size:
+        counts += _filled(cluster, in_units, rows[at], most)
     return counts
 
 

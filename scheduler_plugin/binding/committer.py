@@ -20,7 +20,7 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import explain_rejections
-from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_on_node
+from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_by_policy
 from scheduler_plugin.scheduling.reasons import REQUEUED, FilterReason, format_event_text
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
@@ -127,7 +127,7 @@ class Committer:
     ) -> Placement:
         """Choose the cards on the node's latest record."""
         policy = self.policies.get_policy(query.request)
-        placement = place_on_node(policy, self.state.nodes, row, query, preferred)
+        placement = place_by_policy(policy, self.state.nodes, row, query, preferred)
         if placement is None:
             reason = FilterReason.from_code(
                 int(explain_rejections(self.state.nodes, query, np.array([row], dtype=np.intp))[0])

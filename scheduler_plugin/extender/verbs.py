@@ -57,14 +57,13 @@ from scheduler_plugin.scheduling.pending_pods import PendingPods
 from scheduler_plugin.scheduling.placing import (
     POLICY_FAULTS,
     compute_scores,
-    make_learning_request,
-    place_on_node,
+    place_by_policy,
     score_nodes,
 )
 from scheduler_plugin.scheduling.policies.registry import NodePolicy, PolicyRequest
 from scheduler_plugin.scheduling.ranking import MAX_SCORE, convert_to_protocol, rank_best
 from scheduler_plugin.scheduling.reasons import REQUEUED, Cure, FilterReason, format_event_text
-from scheduler_plugin.scheduling.request import SchedulingRequest
+from scheduler_plugin.scheduling.request import SchedulingRequest, make_learning_request
 
 MAX_EVICTABLE: Final = 256
 """Nodes of a refusal that are remembered for preemption at most; the next refusal begins after them."""
@@ -310,7 +309,7 @@ class Extender:
         if known is not None and not self.state.is_pending(uid):
             return  # a kube-scheduler that began anew asks about a pod whose Binding is under way
         planned = known.planned_uuids if known is not None else ()
-        placement = place_on_node(self.policies.get_policy(query.request), nodes, row, query, planned)
+        placement = place_by_policy(self.policies.get_policy(query.request), nodes, row, query, planned)
         if placement is not None:
             self.state.group_holds.hold(
                 group,

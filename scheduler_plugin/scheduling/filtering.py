@@ -23,9 +23,8 @@ from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
     compute_units_by_card,
     get_usable_units,
-    group_by_card_size,
+    split_rows,
     with_compute,
-    with_units_for,
     without_compute,
     without_rules,
 )
@@ -44,54 +43,28 @@ _PERCENT: Final = 1 << 10
 def filter_nodes(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
     """Tell which of the rows, in use or not, have the cards for a pod: bool[m]."""
     query = with_compute(nodes, query)
-    if not query.request.percent:
-        return _filter_even_rows(nodes, query, rows)
-    fits: BoolArray = np.zeros(len(rows), dtype=np.bool_)
-    sizes = group_by_card_size(nodes, rows)
-    for size, at in sizes.uniform:
-        fits[at] = _filter_even_rows(nodes, with_units_for(query, size), rows[at])
-    fits[sizes.mixed] = _filter_mixed_rows(nodes, query, rows[sizes.mixed])
+    by_size, others = split_rows(nodes, query, rows)
+    fits: BoolArray = nodes.mask_offering(query.request)[rows]
+    for in_units, at in by_size:
+        fits[at] = _filter_even_rows(nodes, in_units, rows[at], fits[at])
+    if others.size:
+        fits[others] = _filter_mixed_rows(nodes, query, rows[others], fits[others])
     return fits
 
 
-def _filter_even_rows(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
+def _filter_even_rows(
+    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, fits: BoolArray
+) -> BoolArray:
+    """Tell which of the nodes in `fits` have the cards, where only the free units of cards matter."""
     ask = query.policy_request
-    fits: BoolArray = nodes.mask_offering(query.request)[rows]
     for demand in ask.demands:
         fits &= _has_cards(nodes, ask, rows, demand, demand.cards)
-    one_model = _fit_on_one_model(nodes, query, rows, fits)
     if len(ask.demands) > 1:
-        left = np.flatnonzero(fits & ~one_model)
+        left = np.flatnonzero(fits)
         left = left[~_fit_with_any_cards(nodes, ask, rows[left])]
         if left.size:
             fits[left] = _fit_together(nodes, query, rows[left])
     return fits
-
-
-def _fit_on_one_model(
-    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, fits: BoolArray
-) -> BoolArray:
-    """Check nodes with cards of several models again, for a pod whose containers get one model each.
-
-    Args:
-        fits: bool[m], nodes that have the cards for each demand by itself; narrowed down in place.
-
-    Returns:
-        bool[m], nodes whose answer is final.
-    """
-    ask = query.policy_request
-    decided: BoolArray = np.zeros(len(rows), dtype=np.bool_)
-    if not ask.rules.same_model or not nodes.inventory.mixed_models.any():
-        return decided
-    decided |= fits & nodes.inventory.mixed_models[rows]
-    left = np.flatnonzero(decided)
-    if left.size and len(ask.demands) == 1:
-        free = get_usable_units(nodes, ask, rows[left])
-        demand = ask.demands[0]
-        fits[left] = compute_free_on_one_model(nodes, rows[left], free, demand.cards) >= demand.units
-    elif left.size:
-        fits[left] = _fit_exactly(nodes, query, rows[left])
-    return decided
 
 
 def compute_free_on_one_model(nodes: NodeArrays, rows: RowArray, free: LongArray, cards: int) -> LongArray:
@@ -110,16 +83,20 @@ def compute_free_on_one_model(nodes: NodeArrays, rows: RowArray, free: LongArray
     return most
 
 
-def _filter_mixed_rows(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
-    """Tell which nodes fit a pod that asks for percent, where the cards of a node differ in size."""
-    fits: BoolArray = nodes.mask_offering(query.request)[rows]
+def _filter_mixed_rows(
+    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, fits: BoolArray
+) -> BoolArray:
+    """Tell which of the nodes in `fits` have the cards, where also the size or model of cards matters."""
     for demand, units in zip(query.request.demands, compute_units_by_card(nodes, query, rows), strict=True):
         there = nodes.free[rows] >= units
         if query.policy_request.admits is not None:
             there &= query.policy_request.admits[rows]
-        fits &= np.count_nonzero(there, axis=1) >= demand.cards
+        if query.request.rules.same_model:
+            fits &= compute_free_on_one_model(nodes, rows, there.astype(np.int64), demand.cards) > 0
+        else:
+            fits &= np.count_nonzero(there, axis=1) >= demand.cards
     left = np.flatnonzero(fits)
-    if left.size and (len(query.request.demands) > 1 or query.request.rules.same_model):
+    if left.size and len(query.request.demands) > 1:
         fits[left] = _fit_exactly(nodes, query, rows[left])
     return fits
 

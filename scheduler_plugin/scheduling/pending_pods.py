@@ -8,8 +8,8 @@ from allocator.errors import RequestError
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
-from scheduler_plugin.scheduling.placing import make_learning_request
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
+from scheduler_plugin.scheduling.request import make_learning_request
 
 COUNT_INTERVAL_S: Final = 1.0
 """Seconds between two counts of the pending pods."""

@@ -29,97 +29,69 @@ from scheduler_plugin.scheduling.policies.registry import (
 )
 from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
-    find_usual_card_size,
-    group_by_card_size,
+    split_rows,
     with_compute,
-    with_units_for,
 )
 
 POLICY_FAULTS: Final = (PolicyError, CardPolicyError)
 """Errors of a plugin's policy that returns something else than scores, cards or costs."""
 
 
-def place_by_card_policy(nodes: NodeArrays, row: int, query: SchedulingRequest) -> Placement | None:
-    """Choose a pod's cards on one node, with the scalar code; None if it does not fit."""
-    if not nodes.mask_offering(query.request)[row]:
-        return None
-    return place(build_cards(nodes, row), query.request, query.policy_request.card_policy)
-
-
 def place_by_policy(
-    policy: NodePolicy, nodes: NodeArrays, row: int, query: SchedulingRequest
+    policy: NodePolicy,
+    nodes: NodeArrays,
+    row: int,
+    query: SchedulingRequest,
+    preferred_uuids: Collection[str] = (),
 ) -> Placement | None:
     """Choose cards for every demand of a pod on one node; None if the pod does not fit.
+
+    Args:
+        preferred_uuids: UUIDs of cards that the pod gets if they are free. Pods that were planned together
+            fit on the cards that were planned for them; chosen anew in another order they might not.
 
     Raises:
         PolicyError: a policy returns invalid cards, or (allocator's error) invalid costs.
     """
-    if not chooses_cards(policy) or not node_policy_chooses(query.policy_request.card_policy):
-        return place_by_card_policy(nodes, row, query)
     if not nodes.mask_offering(query.request)[row]:
         return None
-    sizes = nodes.size[row, : int(nodes.cards[row])].tolist()
-    query = with_compute(nodes, query)
-    if query.request.percent and len(set(sizes)) > 1:
-        return place_by_card_policy(nodes, row, query)
-    if query.request.rules.same_model and nodes.inventory.mixed_models[row]:
-        # Node policies weigh cards, not sets of them.
-        return place_by_card_policy(nodes, row, query)
-    ask = with_units_for(query, max(sizes, default=0)).policy_request
+    cards, card_policy = build_cards(nodes, row), query.policy_request.card_policy
+    if preferred_uuids:
+        left = [card if card.uuid in preferred_uuids else card.with_free_units(0) for card in cards]
+        placement = place(left, query.request, card_policy)
+        if placement is not None:
+            return placement
+    if chooses_cards(policy) and node_policy_chooses(card_policy):
+        chosen = _choose_by_node_policy(policy, nodes, row, with_compute(nodes, query), cards)
+        if chosen is not None:
+            return placed(query.request, chosen, [card.size_units for card in cards])
+    return place(cards, query.request, card_policy)
+
+
+def _choose_by_node_policy(
+    policy: CardChooser, nodes: NodeArrays, row: int, query: SchedulingRequest, cards: Sequence[Card]
+) -> Sequence[Sequence[int]] | None:
+    """Choose cards by the node policy, near each other among those that it finds equal; None if it cannot."""
+    by_size, others = split_rows(nodes, query, np.array([row]))
+    if others.size:
+        return None  # node policies weigh cards, not sets of them
+    ask = by_size[0][0].policy_request
     chosen = _choose_cards(policy, nodes, ask, row)
-    cards = build_cards(nodes, row)
     if chosen is None or not (ask.rules.allows(cards, chosen) and _has_compute(cards, query, chosen)):
         # It takes one card after the other, which may leave a later container none. One of a plug-in may not
         # know the rules.
-        return place_by_card_policy(nodes, row, query)
-    return placed(query.request, _prefer_near_cards(nodes, row, ask, chosen), sizes)
+        return None
+    several = len(chosen) > 1 or any(len(each) > 1 for each in chosen)
+    if not several or not any(card.links or card.numa is not None for card in cards):
+        return chosen
+    admitted = range(len(cards)) if ask.admits is None else np.flatnonzero(ask.admits[row]).tolist()
+    return rearranged(cards, ask.demands, chosen, admitted)
 
 
 def _has_compute(cards: Sequence[Card], query: SchedulingRequest, chosen: Sequence[Sequence[int]]) -> bool:
     """Tell whether the cards chosen for each demand have the compute of all of them."""
     charge = query.request.charge_compute(chosen)
     return all(cards[at].compute_free >= percent for at, percent in charge.items())
-
-
-def place_on_node(
-    policy: NodePolicy,
-    nodes: NodeArrays,
-    row: int,
-    query: SchedulingRequest,
-    preferred_uuids: Collection[str],
-) -> Placement | None:
-    """Choose a pod's cards on one node, the preferred ones if possible; None if the pod does not fit.
-
-    Pods that were planned together fit on the cards that were planned for them; chosen anew in another order
-    they might not.
-
-    Args:
-        preferred_uuids: UUIDs of cards that the pod gets if they are free; empty for no preference.
-
-    Raises:
-        PolicyError: a policy returns invalid cards, or (allocator's error) invalid costs.
-    """
-    if preferred_uuids and nodes.mask_offering(query.request)[row]:
-        cards = [
-            card if card.uuid in preferred_uuids else card.with_free_units(0)
-            for card in build_cards(nodes, row)
-        ]
-        placement = place(cards, query.request, query.policy_request.card_policy)
-        if placement is not None:
-            return placement
-    return place_by_policy(policy, nodes, row, query)
-
-
-def _prefer_near_cards(
-    nodes: NodeArrays, row: int, ask: PolicyRequest, chosen: Sequence[Sequence[int]]
-) -> Sequence[Sequence[int]]:
-    """Prefer cards near each other among those that are equal for the node policy."""
-    count = int(nodes.cards[row])
-    several = len(chosen) > 1 or any(len(cards) > 1 for cards in chosen)
-    if not several or not (nodes.links[row] or (nodes.numa[row, :count] >= 0).any()):
-        return chosen
-    admitted = range(count) if ask.admits is None else np.flatnonzero(ask.admits[row]).tolist()
-    return rearranged(build_cards(nodes, row), ask.demands, chosen, admitted)
 
 
 def score_nodes(
@@ -131,30 +103,15 @@ def score_nodes(
         PolicyError: the policy returns invalid scores.
     """
     query = with_compute(nodes, query)
-    rules = query.policy_request.rules
-    several_models = nodes.inventory.mixed_models
-    if rules.same_model and several_models.any() and (mixed := several_models[rows]).any():
-        scores: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
-        if not mixed.all():
-            scores[~mixed] = score_nodes(policy, nodes, query, rows[~mixed])
-        for position in np.flatnonzero(mixed).tolist():
-            scores[position] = _score_by_cards(policy, nodes, query, rows[position : position + 1])
-        return scores
-    if not query.request.percent:
-        return compute_scores(policy, nodes, query.policy_request, rows)
-    scores = np.full(len(rows), np.inf, dtype=np.float64)
-    sizes = group_by_card_size(nodes, rows)
-    for size, at in sizes.uniform:
-        scores[at] = compute_scores(policy, nodes, with_units_for(query, size).policy_request, rows[at])
-    for position in sizes.mixed.tolist():
-        scores[position] = _score_by_cards(policy, nodes, query, rows[position : position + 1])
+    by_size, others = split_rows(nodes, query, rows)
+    scores: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
+    for in_units, at in by_size:
+        scores[at] = compute_scores(policy, nodes, in_units.policy_request, rows[at])
+    for at in others.tolist():
+        ask = _make_request_for_cards(nodes, query, int(rows[at]))
+        if ask is not None:
+            scores[at] = compute_scores(policy, nodes, ask, rows[at : at + 1])[0]
     return scores
-
-
-def _score_by_cards(policy: NodePolicy, nodes: NodeArrays, query: SchedulingRequest, row: RowArray) -> float:
-    """Score one node by the cards that the pod would get there; inf if it gets none."""
-    ask = _make_request_for_cards(nodes, query, int(row[0]))
-    return np.inf if ask is None else float(compute_scores(policy, nodes, ask, row)[0])
 
 
 def compute_scores(policy: NodePolicy, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
@@ -205,21 +162,13 @@ def _make_error(policy: object, what: str) -> PolicyError:
     return PolicyError(f"node policy {type(policy).__name__} of {type(policy).__module__}: {what}")
 
 
-def make_learning_request(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> PolicyRequest:
-    """Make the request that policies learn from, in units of the cards that most rows have."""
-    if not query.request.percent:
-        return query.policy_request
-    size = find_usual_card_size(nodes, rows) or find_usual_card_size(nodes, np.arange(nodes.row_count))
-    return with_units_for(query, size).policy_request
-
-
 def _make_request_for_cards(nodes: NodeArrays, query: SchedulingRequest, row: int) -> PolicyRequest | None:
     """Make the request for a node whose cards differ, with the units on each card that the pod would get.
 
     Demands are ordered largest first and restricted to these cards, so that a policy that places them one
     after the other finds room for all.
     """
-    placement = place_by_card_policy(nodes, row, query)
+    placement = place(build_cards(nodes, row), query.request, query.policy_request.card_policy)
     if placement is None:
         return None
     admits = np.zeros(nodes.size.shape, dtype=np.bool_)

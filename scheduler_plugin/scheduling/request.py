@@ -5,6 +5,7 @@ that asks for percent is one that asks for units. So filter and policies are ask
 policies never see percent. Rows whose cards differ are looked at card by card.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from allocator.card_rules import NO_RULES
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.request import WHOLE, PodRequest
 from scheduler_plugin.cache.amounts import Amounts
-from scheduler_plugin.cache.arrays import BoolArray, ClusterView, LongArray, RowArray
+from scheduler_plugin.cache.arrays import BoolArray, ClusterView, IntArray, LongArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
@@ -24,14 +25,6 @@ class SchedulingRequest:
 
     request: PodRequest
     policy_request: PolicyRequest
-
-
-@dataclass(frozen=True, slots=True)
-class NodesByCardSize:
-    """Positions of rows by the size of their cards, and of those whose cards differ."""
-
-    uniform: tuple[tuple[int, RowArray], ...]
-    mixed: RowArray
 
 
 def make_policy_request(
@@ -105,16 +98,39 @@ def without_rules(query: SchedulingRequest) -> SchedulingRequest:
     return replace(query, request=request, policy_request=replace(query.policy_request, rules=NO_RULES))
 
 
-def group_by_card_size(view: ClusterView, rows: RowArray) -> NodesByCardSize:
-    """Group rows by the size of their cards; rows without cards count as of size 0."""
+def split_rows(
+    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray
+) -> tuple[Sequence[tuple[SchedulingRequest, RowArray | slice]], RowArray]:
+    """Split rows into those on which any card is as good for a pod as another, and all others.
+
+    On the others cards differ in size, and the pod asks for percent, or in model, and it asks for one model.
+
+    Returns:
+        The request in units and the positions of its rows, by size of their cards where that matters; and the
+        positions of the rows that must be looked at card by card.
+    """
+    same_model = query.policy_request.rules.same_model and nodes.inventory.mixed_models.any()
+    if not (same_model or query.request.percent):
+        return [(query, slice(None))], rows[:0]
+    differ: BoolArray = nodes.inventory.mixed_models[rows] & same_model
+    if not query.request.percent:
+        return [(query, np.flatnonzero(~differ) if differ.any() else slice(None))], np.flatnonzero(differ)
+    sizes = find_card_sizes(nodes, rows)
+    differ |= sizes < 0
+    by_size = [
+        (with_units_for(query, size), np.flatnonzero(~differ & (sizes == size)))
+        for size in np.unique(sizes[~differ]).tolist()
+    ]
+    return by_size, np.flatnonzero(differ)
+
+
+def find_card_sizes(view: ClusterView, rows: RowArray) -> IntArray:
+    """Find the size that all cards of a row have: int32[m], 0 for a row without cards, -1 if they differ."""
     sizes = view.size[rows]
     largest = sizes.max(axis=1, initial=0)
     same = (sizes == largest[:, None]) | (np.arange(sizes.shape[1]) >= view.cards[rows][:, None])
-    even = same.all(axis=1)
-    groups = tuple(
-        (size, np.flatnonzero(even & (largest == size))) for size in np.unique(largest[even]).tolist()
-    )
-    return NodesByCardSize(groups, np.flatnonzero(~even))
+    found: IntArray = np.where(same.all(axis=1), largest, -1)
+    return found
 
 
 def compute_units_by_card(view: ClusterView, query: SchedulingRequest, rows: RowArray) -> list[LongArray]:
@@ -142,3 +158,11 @@ def find_usual_card_size(view: ClusterView, rows: RowArray) -> int:
     sizes = view.size[rows]
     values, counts = np.unique(sizes[sizes > 0], return_counts=True)
     return int(values[counts.argmax()]) if values.size else 0
+
+
+def make_learning_request(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> PolicyRequest:
+    """Make the request that policies learn from, in units of the cards that most rows have."""
+    if not query.request.percent:
+        return query.policy_request
+    size = find_usual_card_size(nodes, rows) or find_usual_card_size(nodes, np.arange(nodes.row_count))
+    return with_units_for(query, size).policy_request

@@ -23,7 +23,7 @@ from scheduler_plugin.extender.name_index import NameIndex, cut_names
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.node_fit import list_shortages
-from scheduler_plugin.scheduling.placing import place_by_card_policy
+from scheduler_plugin.scheduling.placing import place_by_policy
 from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.other_policies import offered
 
@@ -178,7 +178,7 @@ def test_the_filter_equals_the_scalar_placement(drawn: Drawn, request: PodReques
         oracle = place(scalar_cards(drawn, index), request, policy)
         assert bool(found[index]) == (oracle is not None)
         assert list(build_cards(nodes, row)) == scalar_cards(drawn, index)
-        assert place_by_card_policy(nodes, row, query) == oracle
+        assert place_by_policy(ClusterPolicies().cluster_policy, nodes, row, query) == oracle
 
 
 @given(st.lists(cards, min_size=1, max_size=6), requests())

@@ -20,7 +20,7 @@ from scheduler_plugin.scheduling.filtering import (
     explain_rejections,
     filter_nodes,
 )
-from scheduler_plugin.scheduling.placing import place_by_card_policy
+from scheduler_plugin.scheduling.placing import place_by_policy
 from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.other_policies import offered
 
@@ -104,7 +104,7 @@ def test_a_card_policy_of_others_refuses_no_node_where_the_pod_fits() -> None:
     rows = rows_of(*nodes.rows.values())
     assert filter_nodes(nodes, query, rows).tolist() == [True, True, False, True]
     assert explain_rejections(nodes, query, rows_of(nodes.rows["c"])).tolist() == [FilterReason.NOT_FREE]
-    placement = place_by_card_policy(nodes, nodes.rows["a"], query)
+    placement = place_by_policy(ClusterPolicies().cluster_policy, nodes, nodes.rows["a"], query)
     assert placement is not None
     assert placement.containers == (("c0", ((1, 3),)), ("c1", ((0, 6),)))
 
@@ -144,7 +144,7 @@ def test_a_pod_of_several_containers_fits_wherever_there_is_a_way(
         row = nodes.rows[node]
         query = ClusterPolicies().make_request(nodes, pod, ONE_POD)
         assert filter_nodes(nodes, query, rows_of(row)).tolist() == [fits]
-        assert (place_by_card_policy(nodes, row, query) is not None) == fits
+        assert (place_by_policy(ClusterPolicies().cluster_policy, nodes, row, query) is not None) == fits
 
 
 def test_compute_is_searched_exactly_only_where_sums_and_simple_placing_do_not_tell(
@@ -178,7 +178,7 @@ def test_nothing_is_placed_on_an_unusable_node() -> None:
     nodes = NodeArrays()
     row = nodes.add_node("n")
     query = ClusterPolicies().make_request(nodes, request(1), ONE_POD)
-    assert place_by_card_policy(nodes, row, query) is None
+    assert place_by_policy(ClusterPolicies().cluster_policy, nodes, row, query) is None
     assert filter_nodes(nodes, query, rows_of(row)).tolist() == [False]
 
 

@@ -15,9 +15,10 @@ from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
-from scheduler_plugin.scheduling.placing import make_learning_request, place_by_policy, score_nodes
+from scheduler_plugin.scheduling.placing import place_by_policy, score_nodes
 from scheduler_plugin.scheduling.policies.registry import NODE_POLICIES, CardDemand
 from scheduler_plugin.scheduling.reasons import FilterReason
+from scheduler_plugin.scheduling.request import make_learning_request
 from tests.cluster_builders import in_percent, node, pod, pod_object, uuid
 from tests.extender_world import World
 

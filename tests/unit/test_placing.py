@@ -11,7 +11,7 @@ from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.published_nodes import Exclusion
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.placing import place_by_policy, place_on_node, score_nodes
+from scheduler_plugin.scheduling.placing import place_by_policy, score_nodes
 from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
 from scheduler_plugin.scheduling.policies.fragmentation import FragmentationPolicy
 from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
@@ -91,7 +91,7 @@ def test_a_share_of_a_planned_card_is_had_only_where_the_node_offers_shares(shar
     row = nodes.add_node("n")
     nodes.set_cards(row, [16], [0], uuids=["GPU-0"], percent=shares)
     share = query(nodes, PodRequest(containers(50), percent=True))
-    placed = place_on_node(make_policy("fragmentation"), nodes, row, share, ("GPU-0",))
+    placed = place_by_policy(make_policy("fragmentation"), nodes, row, share, ("GPU-0",))
     assert (placed is not None) == shares
 
 
