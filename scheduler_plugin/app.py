@@ -18,6 +18,7 @@ from kubeapi.posting import make_post_client
 from kubeapi.process import run_until
 from kubeapi.reflect import Kind, Reflector
 from kubeapi.serving import make_process_app, start_serving
+from kubeapi.tls import ServerTls, open_tls
 from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.claim_writer import ClaimWriter
@@ -33,7 +34,6 @@ from scheduler_plugin.extender.pod_events import PodReporter
 from scheduler_plugin.extender.retry import RefusedPodRetrier
 from scheduler_plugin.extender.server import MAX_BODY, ExtenderService, make_app
 from scheduler_plugin.extender.stale_refusals import StaleRefusalWait, WatchActivity
-from scheduler_plugin.extender.tls import ServerTls, open_tls
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.garbage_collection import collect_rarely, freeze_caches, trim_memory
 from scheduler_plugin.options import EVENTS, make_elector, make_follower, make_leader_label

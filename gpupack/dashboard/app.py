@@ -37,7 +37,7 @@ from kubeapi.errors import Forbidden, KubeApiError
 from kubeapi.paths import NODES_PATH
 from kubeapi.process import run_until
 from kubeapi.serving import start_serving
-from scheduler_plugin.extender.tls import ServerTls, open_tls
+from kubeapi.tls import ServerTls, open_tls
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 SHUTDOWN_S: Final = 1.0

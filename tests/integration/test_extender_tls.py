@@ -101,7 +101,7 @@ async def test_tls(tmp_path: Path) -> None:
 async def test_a_renewed_certificate_needs_no_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler_plugin.extender.tls.LOOK_S", 0.01)
+    monkeypatch.setattr("kubeapi.tls.LOOK_S", 0.01)
     certificate, key = await asyncio.to_thread(make_certificate, tmp_path, "IP:127.0.0.1")
     tls = {"tls_cert": str(certificate), "tls_key": str(key)}
     async with ApiServer() as api, extender(tmp_path, api, **tls) as client:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from scheduler_plugin.extender.tls import LOOK_S, ServerTls
+from kubeapi.tls import LOOK_S, ServerTls
 from tests.certificates import make_certificate
 
 NAMES = ("DNS:extender.test", "IP:127.0.0.1")

@@ -1,4 +1,4 @@
-"""The TLS side of the server, from files that are renewed while it runs."""
+"""The TLS side of a server, from files that are renewed while it runs."""
 
 import asyncio
 import ssl
