@@ -8,9 +8,9 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def name_cards(numbers: Sequence[int]) -> str:
-    """Name cards by their numbers: "card 3", "cards 0, 1"."""
-    return f"card{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+def name_cards(names: Sequence[int | str]) -> str:
+    """Name cards by their numbers or UUIDs: "card 3", "cards 0, 1"."""
+    return f"card{'' if len(names) == 1 else 's'} {', '.join(map(str, names))}"
 
 
 def list_some(names: Sequence[str], most: int) -> str:

@@ -5,7 +5,7 @@ from typing import Final
 
 from allocator.quantity import format_memory
 from allocator.request import PodRequest
-from allocator.texts import count_of, name_cards
+from allocator.texts import count_of
 from gpupack.cordon import match_cards
 from gpupack.errors import InputError
 from gpupack.rebalance.goals import EmptyGoal, StartGoal
@@ -17,7 +17,7 @@ from gpupack.whatif.answers import Advice, Move, PodCount
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion, build_request, count_fit, explain_unmatched_model, require_cards
 from gpupack.whatif.kube_checks import HostRequirements, require_of_plain_pod
-from gpupack.whatif.what_if import PodCardUsage, list_node_cards
+from gpupack.whatif.what_if import PodCardUsage, describe_node_cards, list_node_cards
 from scheduler_plugin.scheduling.node_fit import CORDONED, NOT_READY, TAINT
 
 _TRIES: Final = 5
@@ -261,12 +261,12 @@ def _advice(cluster: Cluster, plan: MovePlan, gained: int, before: int, then: in
 def describe_move(cluster: Cluster, movable: MovablePod, destination: Destination) -> Move:
     source = list_node_cards(cluster, movable.node, movable.units.keys())
     goes = list_node_cards(cluster, destination.node, destination.placement.charge.keys())
-    meta = movable.pod.metadata
+    meta, records = movable.pod.metadata, cluster.state.node_records
     priority = f", priority {movable.record.priority}" if movable.record.priority else ""
     since = f", running since {movable.record.start_time}" if movable.record.start_time else ""
     text = (
         f"{meta.full_name} ({format_memory(movable.total_units, cluster.unit_mib)}) "
-        f"from node {source.node} {name_cards(source.cards)} to node {goes.node} {name_cards(goes.cards)}: "
+        f"from {describe_node_cards(records, source)} to {describe_node_cards(records, goes)}: "
         f"evict it, and {movable.owner.kind} {movable.owner.name} replaces it{priority}{since}"
     )
     units = sum(destination.placement.charge.values())

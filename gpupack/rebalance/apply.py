@@ -18,7 +18,7 @@ from gpupack.rebalance.queue_rehearsal import QueueRefusal, QueueRehearsal
 from gpupack.whatif.answers import Advice, JsonAnswer, Move, NodeCards
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import waits_in_queue
-from gpupack.whatif.what_if import PodCardUsage, list_node_cards
+from gpupack.whatif.what_if import PodCardUsage, describe_node_cards, list_node_cards
 from kubeapi.errors import BudgetRefused, KubeApiError, is_gone
 from kubeapi.eviction import evict_pod
 from kubeapi.objects import Pod
@@ -133,7 +133,7 @@ class MoveApplier:
     def list_cordoned(self) -> tuple[str, ...]:
         """Name the cards that this process has cordoned, or may have, and not given back, as NODE/CARD."""
         return tuple(
-            f"{node}/{uuid if self._records[node].indexes.count(number) > 1 else number}"
+            f"{node}/{self._records[node].name_card(number, uuid)}"
             for node, number, uuid in sorted(self._ours | self._unanswered)
         )
 
@@ -234,8 +234,13 @@ class MoveApplier:
         movable = pods.find(uid)
         if movable is None:
             raise StoppedError(f"pod {name} is not there any more, or has another controller")
-        if not movable.node or list_node_cards(cluster, movable.node, movable.units.keys()) != move.source:
-            raise StoppedError(f"pod {name} is not where it was: it has node {movable.node or 'none'}")
+        was = f"it had {describe_node_cards(self._records, move.source)}"
+        if not movable.node:
+            raise StoppedError(f"pod {name} is not where it was: {was}, and has no node")
+        place = list_node_cards(cluster, movable.node, movable.units.keys())
+        if place != move.source:
+            now = describe_node_cards(cluster.state.node_records, place)
+            raise StoppedError(f"pod {name} is not where it was: {was}, and has {now}")
         if reason := pods.explain_protection(movable.pod, movable.record):
             raise StoppedError(f"pod {name} may not go: {reason}")
         if move.target.node not in cluster.state.nodes.rows:
@@ -278,8 +283,7 @@ class MoveApplier:
 
 
 def _list_cards(place: NodeCards) -> Iterator[_Card]:
-    uuids = place.uuids or ("",) * len(place.cards)
-    return ((place.node, number, uuid) for number, uuid in zip(place.cards, uuids, strict=True))
+    return ((place.node, *card) for card in place.list_cards())
 
 
 def _uid_of(cluster: Cluster, move: Move) -> str:

@@ -63,6 +63,10 @@ class NodeCards(JsonAnswer, frozen=True):
     cards: tuple[int, ...]
     uuids: tuple[str, ...] = ()
 
+    def list_cards(self) -> list[tuple[int, str]]:
+        """List the number and the UUID of each, which is empty where nobody says it."""
+        return list(zip(self.cards, self.uuids or ("",) * len(self.cards), strict=True))
+
 
 class Move(JsonAnswer, frozen=True, rename={"source": "from", "target": "to"}):
     """A pod that is ended, and started by its controller, so that it runs elsewhere."""

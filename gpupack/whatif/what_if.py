@@ -1,7 +1,7 @@
 """Filter and kube-scheduler's rules, asked about a pod that is changed, or about cards that are."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -9,6 +9,7 @@ from allocator.cards import CardAmounts, add_amounts, pair_amounts
 from allocator.place import Placement
 from allocator.podcards import ByPosition, published_units
 from allocator.request import PodRequest
+from allocator.texts import name_cards
 from gpupack.whatif.answers import NodeCards
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import count_by_node
@@ -16,6 +17,7 @@ from gpupack.whatif.gangs import GangMembers, can_fit_together, find_rows
 from gpupack.whatif.kube_checks import HostRequirements
 from kubeapi.objects import Pod
 from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.charges import NodeRecord
 from scheduler_plugin.cache.claim_charges import sum_shares
 from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
 from scheduler_plugin.cache.pods import PodRecord
@@ -217,3 +219,9 @@ def list_node_cards(cluster: Cluster, node: str, cards: Collection[int]) -> Node
         list_card_numbers(cluster, node, cards),
         tuple(uuids[card] for card in sorted(cards)) if uuids else (),
     )
+
+
+def describe_node_cards(records: Mapping[str, NodeRecord], place: NodeCards) -> str:
+    """Name a node and cards of it: "node a card 0"; cards that share a number by their UUIDs."""
+    names = [records[place.node].name_card(number, uuid) for number, uuid in place.list_cards()]
+    return f"node {place.node} {name_cards(names)}" if names else f"node {place.node}, card not known"

@@ -147,6 +147,10 @@ class NodeRecord:
         """Return the driver's number of a card, else its position."""
         return self.indexes[card] if self.indexes else card
 
+    def name_card(self, number: int, uuid: str) -> str:
+        """Name a card by its number, or by its UUID where others have the same number."""
+        return uuid if self.indexes.count(number) > 1 else str(number)
+
     def count_requests(self, pod: PodRecord, times: int) -> None:
         """Add `times` times what a bound pod requests; -1 subtracts it."""
         self.requested = self.requested.add(pod.amounts, times)

@@ -256,6 +256,25 @@ def test_it_stops_where_a_pod_is_not_where_it_was() -> None:
     assert fake.cordoned == set()
 
 
+@pytest.mark.parametrize(
+    ("changes", "now"),
+    [
+        ({"node": "b", "held": False}, "node b card 0"),
+        ({"cards": (1,), "held": False}, "node a card 1"),
+        ({"node": "", "cards": ()}, "no node"),
+        ({"cards": (), "held": False}, "node a, card not known"),
+    ],
+    ids=["node", "card", "no node", "no card"],
+)
+def test_where_a_pod_was_and_is_now_is_said(changes: dict[str, Any], now: str) -> None:
+    fake = FakeCluster(nodes=(Node("a", (16, 2)), *NODES[1:]))
+    advice = fake.advise()
+    fake.world = replace(fake.world, pods=(replace(PODS[0], **changes), *PODS[1:]))
+    where = f"pod default/small is not where it was: it had node a card 0, and has {now}"
+    assert fake.apply(advice).text == f"stopped: {where}"
+    assert "evict small" not in fake.log
+
+
 def test_it_stops_before_an_eviction_after_which_no_node_would_take_the_pod() -> None:
     fake = FakeCluster()
     advice = fake.advise()
@@ -415,7 +434,9 @@ class MigCluster(FakeCluster):
 def test_of_the_instances_of_a_card_that_is_cordoned_which_a_pod_leaves() -> None:
     pods = (Pod("full", 16, "a", (0,)), Pod("small", 3, "a", (1,)), Pod("large", 5, "b", (0,)))
     fake = MigCluster(pods, (Node("a", (16, 16)), Node("b", (16,))))
-    done = fake.apply(fake.advise(), keeps_cordon=True)
+    advice = fake.advise()
+    assert "from node a card MIG-a-1 to node b card 0" in advice.moves[0].text
+    done = fake.apply(advice, keeps_cordon=True)
     assert (done.state, done.text, done.cordoned) == ("done", "1 move was made", ("a/MIG-a-1",))
     assert steps(fake) == ["cordon MIG-a-1", "evict small"]
 
