@@ -35,9 +35,10 @@ def make_leases_path(namespace: str) -> str:
     return f"/apis/coordination.k8s.io/v1/namespaces/{quote_segment(namespace)}/leases"
 
 
-def make_service_path(namespace: str, service: str, page: str) -> str:
-    """Make the path of a page that a Service's port `http` serves, which needs the right to its proxy."""
-    return f"{make_collection_path(namespace, 'services')}/{quote_segment(service)}:http/proxy/{page}"
+def make_service_path(namespace: str, service: str, page: str, port: str = "http", scheme: str = "") -> str:
+    """Make the path of a page of a Service's port, for users who may proxy; scheme `https:` is for TLS."""
+    name = f"{scheme}{quote_segment(service)}:{port}"
+    return f"{make_collection_path(namespace, 'services')}/{name}/proxy/{page}"
 
 
 def add_query(path: str, params: Mapping[str, str | int]) -> str:

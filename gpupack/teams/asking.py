@@ -13,7 +13,7 @@ from gpupack.errors import InputError
 from gpupack.teams import AUDIENCE, MEMBER, PORT, SERVICE, TOKEN_HEADER
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, Forbidden, Invalid, KubeApiError, NotFound, ServerError
-from kubeapi.paths import make_collection_path
+from kubeapi.paths import make_collection_path, make_service_path
 
 TOKEN_S: Final = 600
 """Lifetime of a token, the shortest that the API server gives."""
@@ -46,19 +46,19 @@ async def ask_as_member(
         KubeApiError: there is no such Service, or no right to ask.
     """
     headers = {TOKEN_HEADER: token}
-    services = make_collection_path(SYSTEM_NAMESPACE, "services")
     whole: dict[str, Any] = {"namespace": namespace, **query}
+
+    async def ask(scheme: str) -> bytes:
+        path = make_service_path(SYSTEM_NAMESPACE, SERVICE, question, PORT, scheme)
+        return await client.get_with_headers(path, headers, **whole)
+
     try:
         try:
-            return await client.get_with_headers(
-                f"{services}/https:{SERVICE}:{PORT}/proxy/{question}", headers, **whole
-            )
+            return await ask("https:")
         except ServerError as error:
             if not _speaks_no_tls(error):
                 raise
-            return await client.get_with_headers(
-                f"{services}/{SERVICE}:{PORT}/proxy/{question}", headers, **whole
-            )
+            return await ask("")
     except Invalid as error:
         raise InputError(error.message.rpartition(f"/proxy/{question}: ")[2]) from error
     except (Forbidden, NotFound, ServerError) as error:
