@@ -66,7 +66,7 @@ class HttpServer:
             web.get("/telemetry", self._on_telemetry),
             broken=lambda: self._ends() or "",
         )
-        return await start_serving(stack, app, address, lambda text: NodeSettingsError((f"--{text}",)))
+        return await start_serving(stack, app, address, lambda text: NodeSettingsError((text,)))
 
     async def _on_explain(self, request: web.Request) -> web.Response:
         if not _is_of_this_machine(request.remote):

@@ -22,7 +22,12 @@ from deviceplugin.gpus.sources import SOURCES, find_profile_faults, list_names_w
 from kubeapi.addresses import find_address_faults
 from kubeapi.names import SUBDOMAIN, is_subdomain
 from kubeapi.options import find_faults, option
-from kubeapi.process_options import kubeconfig_option, log_format_option, log_level_option
+from kubeapi.process_options import (
+    kubeconfig_option,
+    list_kubeconfig_faults,
+    log_format_option,
+    log_level_option,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,9 +212,7 @@ class Settings:
         return faults
 
     def _place_faults(self) -> list[str]:
-        faults = []
-        if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
-            faults.append(f"--kubeconfig {self.kubeconfig!r}; allowed: a file that exists")
+        faults = list(list_kubeconfig_faults(self.kubeconfig))
         if self.driver_dir is not None and not self.driver_dir.is_absolute():
             faults.append(f"--driver-dir {str(self.driver_dir)!r}; allowed: a path from / on")
         return [*faults, *find_address_faults("--http", self.http)]

@@ -67,6 +67,17 @@ def list_kubeconfig_faults(kubeconfig: str | None) -> Iterator[str]:
         yield f"--kubeconfig {kubeconfig!r}: no such file"
 
 
+def list_tls_faults(
+    option: str, certificate: str | None, key: str | None, client_ca: str | None = None
+) -> Iterator[str]:
+    """List what is wrong with a server's PEM files, the values of options whose names begin with `option`."""
+    if (certificate is None) != (key is None):
+        yield f"{option}-cert-file and {option}-key-file; allowed: both or none"
+    for what, path in (("cert", certificate), ("key", key), ("client-ca", client_ca)):
+        if path is not None and not Path(path).is_file():
+            yield f"{option}-{what}-file {path!r}: no such file"
+
+
 def list_election_faults(election: ElectionOptions, what: str, write_s: float) -> Iterator[str]:
     """List what is wrong with an election whose leader's writes end after `write_s`, the option `what`."""
     if election.lease_s < 1:

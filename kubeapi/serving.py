@@ -70,6 +70,7 @@ async def start_serving(
     address: str,
     make_error: Callable[[str], Exception],
     *,
+    option: str = "--http",
     tls: ssl.SSLContext | None = None,
     grace_s: float | None = None,
     front: FrontServer | None = None,
@@ -81,6 +82,7 @@ async def start_serving(
     Args:
         address: HOST:PORT that was checked; port 0 is any free one.
         make_error: Makes the error for an address that cannot be had.
+        option: Whose value the address is.
         front: Reads connections first; None: aiohttp reads all.
         most_connections: Connections at most; fewer if the process may open few files.
     """
@@ -118,7 +120,7 @@ async def start_serving(
             acceptors.append(Acceptor(listener, connections, tls))
             acceptors[-1].start()
     except OSError as error:
-        raise make_error(f"http {address!r}: {error.strerror or error}") from error
+        raise make_error(f"{option} {address!r}: {error.strerror or error}") from error
     host, port = acceptors[0].listener.getsockname()[:2]
     return ServedAddress(f"[{host}]" if ":" in host else host, port, "http" if tls is None else "https")
 

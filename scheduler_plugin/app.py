@@ -146,7 +146,8 @@ async def run(
                     stack,
                     make_process_app(service.explain_not_ready, service.render_metrics),
                     settings.metrics_http,
-                    _metrics_error,
+                    SettingsError,
+                    option="--metrics-http",
                 )
                 log.info("serving metrics", host=address.host, port=address.port)
             if started is not None:
@@ -232,7 +233,3 @@ async def _listen(
         most_connections=MOST_CALLS,
     )
     return address.url
-
-
-def _metrics_error(text: str) -> SettingsError:
-    return SettingsError(f"metrics {text}")

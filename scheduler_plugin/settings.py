@@ -1,8 +1,7 @@
 """Settings of the extender, checked as a whole: every fault is told at once."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from allocator.errors import AllocatorError
@@ -23,6 +22,7 @@ from kubeapi.process_options import (
     list_election_faults,
     list_follower_faults,
     list_kubeconfig_faults,
+    list_tls_faults,
     log_format_option,
     log_level_option,
 )
@@ -108,18 +108,18 @@ class Settings(ElectionOptions):
     log_format: str = log_format_option()
 
     def check(self) -> None:
-        of_http = list(find_address_faults("http", self.http))
+        of_http = list(find_address_faults("--http", self.http))
         faults = [
             *(of_http or self._exposure_faults()),
             *(
-                find_address_faults("metrics http", self.metrics_http)
+                find_address_faults("--metrics-http", self.metrics_http)
                 if self.metrics_http is not None
                 else ()
             ),
             *self._policy_faults(),
             *self._tls_faults(),
-            *list_election_faults(self, "bind timeout", self.bind_timeout_s),
-            *list_follower_faults(self.follow_lease, "bind timeout", self.bind_timeout_s),
+            *list_election_faults(self, "--bind-timeout", self.bind_timeout_s),
+            *list_follower_faults(self.follow_lease, "--bind-timeout", self.bind_timeout_s),
             *list_kubeconfig_faults(self.kubeconfig),
             *find_faults(self),
         ]
@@ -136,7 +136,7 @@ class Settings(ElectionOptions):
             policy = ClusterPolicies(self.node_policy, parameters=self.node_policy_parameters).cluster_policy
             if self.rank_all_pods and not ranks_plain_pods(policy):
                 able = ", ".join(name for name in list_names() if ranks_plain_pods(NODE_POLICIES.made(name)))
-                faults.append(f"rank all pods with node policy {self.node_policy}; allowed: {able}")
+                faults.append(f"--rank-all-pods with node policy {self.node_policy}; allowed: {able}")
         except PolicyError as error:
             faults.append(str(error))
         try:
@@ -148,20 +148,16 @@ class Settings(ElectionOptions):
     def _exposure_faults(self) -> list[str]:
         """Say where somebody could bind and evict pods whom nobody meant to let."""
         if self.tls_client_ca is not None and self.anonymous_auth:
-            return [f"anonymous auth with TLS client CA {self.tls_client_ca!r}; allowed: one of the two"]
+            return [
+                f"--anonymous-auth with --tls-client-ca-file {self.tls_client_ca!r}; allowed: one of the two"
+            ]
         if self.tls_client_ca is not None or self.anonymous_auth or is_loopback(self.http):
             return []
         allowed = "a loopback address, a client CA (--tls-client-ca-file), or --anonymous-auth where all may"
-        return [f"http {self.http!r}: whoever reaches it could bind and evict pods; allowed: {allowed}"]
+        return [f"--http {self.http!r}: whoever reaches it could bind and evict pods; allowed: {allowed}"]
 
-    def _tls_faults(self) -> list[str]:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            return ["TLS certificate and key; allowed: both files or none"]
+    def _tls_faults(self) -> Iterator[str]:
         if self.tls_client_ca is not None and self.tls_cert is None:
-            return [f"TLS client CA {self.tls_client_ca!r}: allowed with a TLS certificate and key only"]
-        files = (("certificate", self.tls_cert), ("key", self.tls_key), ("client CA", self.tls_client_ca))
-        return [
-            f"TLS {what} {path!r}: no such file"
-            for what, path in files
-            if path is not None and not Path(path).is_file()
-        ]
+            where = "allowed with --tls-cert-file and --tls-key-file only"
+            yield f"--tls-client-ca-file {self.tls_client_ca!r}: {where}"
+        yield from list_tls_faults("--tls", self.tls_cert, self.tls_key, self.tls_client_ca)

@@ -105,7 +105,7 @@ class AutoscaleSettings(ElectionOptions):
     def check(self) -> None:
         faults = [
             *list_election_faults(self, "write timeout", self.write_timeout_s),
-            *find_address_faults("http", self.http),
+            *find_address_faults("--http", self.http),
             *list_kubeconfig_faults(self.kubeconfig),
             *find_faults(self),
         ]

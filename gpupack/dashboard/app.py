@@ -284,7 +284,9 @@ async def _answer_members(
         {"page": pages.answer_page, "node": pages.answer_node},
     )
     context = tls.context if tls is not None else None
-    address = await start_serving(stack, members.make_app(), settings.teams_http, InputError, tls=context)
+    address = await start_serving(
+        stack, members.make_app(), settings.teams_http, InputError, option="--teams-http", tls=context
+    )
     log.info("answering members", address=address[:2], tls=tls is not None)
     return tls
 

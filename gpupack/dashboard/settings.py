@@ -2,7 +2,6 @@
 
 import ipaddress
 from dataclasses import dataclass
-from pathlib import Path
 
 from allocator.names import QUEUE_SERVICE, SYSTEM_NAMESPACE
 from gpupack.errors import InputError
@@ -12,6 +11,7 @@ from kubeapi.options import find_faults, option
 from kubeapi.process_options import (
     kubeconfig_option,
     list_kubeconfig_faults,
+    list_tls_faults,
     log_format_option,
     log_level_option,
 )
@@ -63,7 +63,7 @@ class Settings:
 
     def check(self) -> None:
         faults = [
-            *find_address_faults("http", self.http),
+            *find_address_faults("--http", self.http),
             *list_kubeconfig_faults(self.kubeconfig),
             *find_faults(self),
             *(
@@ -83,16 +83,11 @@ class Settings:
             raise InputError("\n".join(faults))
 
     def _find_teams_faults(self) -> list[str]:
-        files = (("certificate", self.teams_tls_cert), ("key", self.teams_tls_key))
-        faults = [
-            f"TLS {what} {path!r}: no such file"
-            for what, path in files
-            if path is not None and not Path(path).is_file()
-        ]
-        if (self.teams_tls_cert is None) != (self.teams_tls_key is None):
-            faults.append("TLS certificate and key of --teams-http; allowed: both files or none")
+        files = (self.teams_tls_cert, self.teams_tls_key)
+        faults = list(list_tls_faults("--teams-tls", *files))
         if self.teams_http is None:
-            return [*faults, *(f"TLS {what}: allowed with --teams-http only" for what, path in files if path)]
+            alone = "--teams-tls-cert-file and --teams-tls-key-file: allowed with --teams-http only"
+            return [*faults, alone] if any(files) else faults
         faults += find_address_faults("--teams-http", self.teams_http)
         if self.namespace is not None:
             faults.append("--teams-http with --namespace; allowed: one of the two, for sums need all pods")

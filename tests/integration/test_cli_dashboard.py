@@ -100,7 +100,7 @@ async def test_a_file_is_shown_with_what_claims_have(session, claims, problems):
         (("-f", "/nowhere"), b"", "/nowhere: No such file or directory"),
         (("-f", "/dev/null"), b"", "/dev/null: the input is empty; allowed:"),
         (("-f", "-", "--context", "x"), b"", "--context is for a cluster: leave it out with --filename"),
-        (("--http", "nowhere"), b"", "http 'nowhere'; allowed: HOST:PORT"),
+        (("--http", "nowhere"), b"", "--http 'nowhere'; allowed: HOST:PORT"),
         (("--http", "x:1", "--port", "2"), b"", "--http: allowed without --port only"),
         (("-n", "Not A Name"), b"", "namespace 'Not A Name'; allowed:"),
         (("--queue-url", "ftp://x"), b"", "--queue-url 'ftp://x'; allowed: http://HOST:PORT"),
@@ -110,12 +110,12 @@ async def test_a_file_is_shown_with_what_claims_have(session, claims, problems):
         (
             ("--teams-http", ":1", "--teams-tls-cert-file", __file__),
             b"",
-            "TLS certificate and key of --teams-http; allowed: both files or none",
+            "--teams-tls-cert-file and --teams-tls-key-file; allowed: both or none",
         ),
         (
             ("--teams-http", ":1", "--teams-tls-cert-file", __file__, "--teams-tls-key-file", "/nowhere"),
             b"",
-            "TLS key '/nowhere': no such file",
+            "--teams-tls-key-file '/nowhere': no such file",
         ),
         (("-f", "-", "--teams-http", ":1"), b"{}", "--teams-http is for a cluster"),
     ],
@@ -137,5 +137,5 @@ async def test_a_port_that_is_in_use_is_named(command):
         text = json.dumps({"items": Fleet(1).items()}).encode()
         status, _, err = await command("-f", "-", "--port", port, stdin=text)
     assert status == 2
-    assert f"http '127.0.0.1:{port}': " in err
+    assert f"--http '127.0.0.1:{port}': " in err
     assert "in use" in err

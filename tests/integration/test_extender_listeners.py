@@ -31,6 +31,6 @@ async def test_a_second_listener_has_no_verbs_and_no_tls(tmp_path: Path) -> None
 async def test_a_second_listener_whose_address_is_taken_says_so(tmp_path: Path) -> None:
     async with ApiServer() as api, extender(tmp_path, api) as first:
         address = first.url.removeprefix("http://")
-        with pytest.raises(SettingsError, match=f"metrics http '{address}': "):
+        with pytest.raises(SettingsError, match=f"--metrics-http '{address}': "):
             async with extender(tmp_path, api, metrics_http=address):
                 pass

@@ -79,6 +79,8 @@ async def test_a_pod_s_own_preferences_rank_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["fragmentation", "best-fit"])
 def test_policies_that_cannot_are_refused_at_the_start(policy: str) -> None:
-    message = f"rank all pods with node policy {policy}; allowed: balanced, least-requested, weighted-balance"
+    message = (
+        f"--rank-all-pods with node policy {policy}; allowed: balanced, least-requested, weighted-balance"
+    )
     with pytest.raises(SettingsError, match=message):
         Settings(node_policy=policy, rank_all_pods=True).check()

@@ -134,7 +134,7 @@ class QueueSettings(ElectionOptions):
         faults = [
             *list_election_faults(self, "write timeout", self.write_timeout_s),
             *self._list_follower_faults(),
-            *find_address_faults("http", self.http),
+            *find_address_faults("--http", self.http),
             *list_kubeconfig_faults(self.kubeconfig),
             *find_faults(self),
         ]

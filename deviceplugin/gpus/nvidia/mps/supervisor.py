@@ -208,5 +208,5 @@ async def run(
 async def _serve(stack: AsyncExitStack, address: str, supervisor: MpsSupervisor) -> None:
     app = web.Application()
     app.add_routes(serve_health(supervisor.find_unready))
-    served = await start_serving(stack, app, address, lambda text: NodeSettingsError((f"--{text}",)))
+    served = await start_serving(stack, app, address, lambda text: NodeSettingsError((text,)))
     log.info("serving", url=served.url)
