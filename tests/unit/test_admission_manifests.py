@@ -2,14 +2,19 @@
 
 import re
 
+import msgspec
+import pytest
+
 from allocator import names
 from allocator.policies import CARD_POLICIES
 from allocator.registry import NAME, is_name
 from allocator.request import MAX_POD_CARDS, MAX_UNITS
 from allocator.selector import MAX_PATTERNS
+from kubeapi.objects import Pod
 from scheduler_plugin.cache.gang_names import MAX_GANG
-from scheduler_plugin.queue.cache.pods import MAX_DATA
+from scheduler_plugin.queue.cache.pods import MAX_DATA, read_queue_info
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
+from tests.cluster_builders import pod_object
 from tests.manifest_objects import BUILDS, objects, text_of
 
 
@@ -26,6 +31,16 @@ def test_the_annotation_policy_knows_every_annotation_of_a_pod() -> None:
     assert str(MAX_PATTERNS) in expressions["mistakes"]
     assert str(MAX_GANG) in expressions["mistakes"]
     assert MAX_DATA == MAX_PATTERNS
+
+
+@pytest.mark.parametrize(("count", "fault"), [(64, ""), (65, "has 65 names; allowed: 64")])
+def test_a_name_of_data_that_is_written_twice_is_counted_twice_as_the_policy_does(
+    count: int, fault: str
+) -> None:
+    pod = pod_object("p", annotations={names.POD_DATA: ",".join("a" * count)})
+    found = read_queue_info(msgspec.convert(pod, Pod))
+    assert found.fault == (fault and f"annotation {names.POD_DATA} {fault}")
+    assert found.data == {"a"}
 
 
 def test_whatever_gpupack_writes_on_pods_nobody_else_changes() -> None:

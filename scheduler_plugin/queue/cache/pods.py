@@ -104,7 +104,7 @@ def read_queue_info(pod: Pod, groups: PodGroups[Pod] | None = None) -> PodQueueI
     label = meta.get_label(QUEUE_NAME) or ""
     data = read_data(annotations)
     if len(data) > MAX_DATA:
-        fault = fault or f"annotation {POD_DATA} names {len(data)} data; allowed: {MAX_DATA}"
+        fault = fault or f"annotation {POD_DATA} has {len(data)} names; allowed: {MAX_DATA}"
     return PodQueueInfo(
         queue=label,
         label=label,
@@ -114,7 +114,7 @@ def read_queue_info(pod: Pod, groups: PodGroups[Pod] | None = None) -> PodQueueI
         is_batch=is_batch,
         requeued=requeued,
         foreign_gates=tuple(sorted(name for name in gates if name != QUEUE_GATE)),
-        data=data,
+        data=frozenset(data),
         job=job,
         gang=gang,
         gang_size=size,
@@ -131,9 +131,9 @@ def read_queue_info(pod: Pod, groups: PodGroups[Pod] | None = None) -> PodQueueI
     )
 
 
-def read_data(annotations: Mapping[str, str]) -> frozenset[str]:
-    """Read the names of the data that a pod with these annotations needs."""
-    return frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
+def read_data(annotations: Mapping[str, str]) -> list[str]:
+    """Read the names of the data that a pod with these annotations needs, as often as each is written."""
+    return [name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip())]
 
 
 def _read_affinities(pod: Pod) -> Affinities:

@@ -70,6 +70,7 @@ VALUES = {
         "imagenet, llama",
         ",".join(map(str, range(64))),
         ",".join(map(str, range(65))),
+        ",".join("a" * 65),
         "a, ," + "," * 64,
     ),
     "job": ("", "anything", "é a" * 84 + "b", "b" * 254, "a\tb", "a\xa0b", "a\u200bb", "a\n"),
