@@ -133,14 +133,7 @@ class Credentials:
             )
         except (k8s_config.ConfigException, OSError, ValueError) as error:
             raise ConfigError(f"service account token cannot be read: {error}") from error
-        value = value.strip() if value else None
-        if value and not (value.isascii() and value.isprintable()):
-            # The value itself is secret.
-            raise ConfigError(
-                "the token has a line break or another character that no header can carry; "
-                "allowed: printable ASCII"
-            )
-        return value
+        return clean_token(value) if value else None
 
     async def proof(self) -> RequestCredentials:
         """Return the credentials of the next request."""
@@ -366,3 +359,18 @@ def _get_user(loader: object) -> dict[str, Any]:
 def _get_exec_command(loader: object) -> str | None:
     plugin = _get_user(loader).get("exec")
     return None if plugin is None else str(plugin["command"])
+
+
+def clean_token(text: str) -> str:
+    """Take the blanks around a bearer token away.
+
+    Raises:
+        ConfigError: no header can carry it. The text does not show it: it is secret.
+    """
+    token = text.strip()
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError(
+            "the token has a line break or another character that no header can carry; "
+            "allowed: printable ASCII"
+        )
+    return token

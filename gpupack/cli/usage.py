@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpupack.cli.common import exit_with_faults, output_option, print_lines, version_option
+from gpupack.cli.common import exit_on_faults, output_option, print_lines, version_option
 from gpupack.helptexts import USAGE_HELP
 
 if TYPE_CHECKING:
@@ -24,17 +24,14 @@ if TYPE_CHECKING:
 @output_option("table", "csv", "json")
 @version_option
 def usage(**options: Any) -> None:
-    from gpupack.errors import InputError
     from gpupack.usage.report import format_report
 
     if options["prometheus"] is not None and options["dashboard"] is not None:
         raise click.UsageError("--prometheus and --dashboard are two sources: give one of them")
     if options["token_file"] is not None and options["prometheus"] is None:
         raise click.UsageError("--token-file is for --prometheus")
-    try:
+    with exit_on_faults():
         print_lines(format_report(_report(options), options["output"]))
-    except (InputError, OSError) as error:
-        exit_with_faults(error)
 
 
 def _report(options: dict[str, Any]) -> "UsageReport":
@@ -45,7 +42,18 @@ def _report(options: dict[str, Any]) -> "UsageReport":
     by = UsageKey.parse(options["by"])
     since, until = parse_span(options["since"], options["until"], time.time())
     if options["prometheus"] is not None:
-        token = Path(options["token_file"]).read_text().strip() if options["token_file"] else ""
+        token = _read_token(options["token_file"]) if options["token_file"] else ""
         return asyncio.run(sources.report_from_prometheus(options["prometheus"], token, by, since, until))
     url = options["dashboard"] or "http://127.0.0.1:8913"
     return asyncio.run(sources.report_from_dashboard(url, by, since, until))
+
+
+def _read_token(file: str) -> str:
+    from gpupack.errors import InputError
+    from kubeapi.credentials import clean_token
+    from kubeapi.errors import ConfigError
+
+    try:
+        return clean_token(Path(file).read_text(errors="replace"))
+    except ConfigError as error:
+        raise InputError(f"{file}: {error}") from error

@@ -10,14 +10,7 @@ from allocator.errors import shown
 from gpupack.errors import InputError
 from gpupack.usage.prometheus import Prometheus, compute_step_s
 from gpupack.usage.report import UsageKey, UsageReport, build_report
-from kubeapi.errors import (
-    UNREADABLE,
-    ConfigError,
-    describe_unreachable,
-    make_printable,
-    shorten,
-    shorten_body,
-)
+from kubeapi.errors import UNREADABLE, describe_unreachable, make_printable, shorten, shorten_body
 from kubeapi.urls import find_proxy
 
 
@@ -96,5 +89,3 @@ def _find_proxy(option: str, url: str) -> str | None:
         return find_proxy(url, os.environ)
     except ValueError as error:
         raise InputError(f"{option} {shown(url)}: {error}") from error
-    except ConfigError as error:
-        raise InputError(str(error)) from error

@@ -271,6 +271,17 @@ async def test_what_is_no_prometheus_or_knows_nothing_is_said_in_a_line(promethe
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("text", [b"\xff\xfe\x00", b"sec\nret", "sécret".encode()])
+async def test_a_token_that_no_header_can_carry_is_refused(prometheus, tmp_path, text):
+    token = tmp_path / "token"
+    token.write_bytes(text)
+    status, out, err = await usage("--prometheus", prometheus.url, "--token-file", token)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"gpupack: {token}: the token has a line break or another character that no header")
+    assert "ret" not in err.removeprefix(f"gpupack: {token}")
+    assert (len(err.splitlines()), prometheus.asked) == (1, [])
+
+
 async def test_other_mistakes():
     for arguments, said in (
         (("--prometheus", "http://127.0.0.1:1"), "http://127.0.0.1:1 does not answer"),
