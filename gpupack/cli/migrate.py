@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from allocator.names import MAX_UNIT_MIB, MIB_PER_GIB
+from allocator.names import MAX_UNIT_MIB, MIB_PER_GIB, SCHEDULER_NAME
 from gpupack.cli.common import FAILED, exit_with_faults, file_option, print_lines, version_option
 
 MIGRATE_HELP = """Rewrite manifests that ask for GPUs as HAMi, Volcano, KAI, Run:ai, gpushare or NVIDIA's
@@ -45,7 +45,7 @@ docs/migration has tables of what becomes what.
     show_default=True,
     help="As of the nodes.",
 )
-@click.option("--scheduler-name", default="gpupack-scheduler", show_default=True, help="For pods that ask.")
+@click.option("--scheduler-name", default=SCHEDULER_NAME, show_default=True, help="For pods that ask.")
 @click.option("--strict", is_flag=True, help="Write nothing, and fail, where something is not translated.")
 @version_option
 def migrate(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allocator.names import SYSTEM_NAMESPACE
+from allocator.names import SCHEDULER_NAME, SYSTEM_NAMESPACE
 from gpupack.cli.common import (
     FAILED,
     INTERRUPTED,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--scheduler-name",
-    default="gpupack-scheduler",
+    default=SCHEDULER_NAME,
     show_default=True,
     metavar="NAME",
     help="Scheduler of the pods: one that calls gpupack's extender.",

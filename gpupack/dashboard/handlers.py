@@ -19,6 +19,7 @@ from gpupack.dashboard.settings import host_is_allowed
 from gpupack.dashboard.telemetry import NodeCourse
 from gpupack.diagnose import explain_pod
 from gpupack.errors import InputError
+from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.teams.handlers import read_fit_question
 from gpupack.whatif import answer_fit
 from gpupack.whatif.questions import Questions, TooManyQuestionsError
@@ -121,7 +122,7 @@ class BoardAnswers:
     async def describe_node(self, name: str) -> bytes:
         detail = self._board.make_detail(name)
         if detail is None:
-            raise InputError(f"no node has the name {shown(name)}")
+            raise make_unknown_node_error([name])
         return msgspec.json.encode(detail)
 
     def find_nodes_with_pod(self, text: str) -> list[str]:
@@ -237,7 +238,7 @@ class DashboardHandlers:
         """GET /api/telemetry?name=NODE: what one node's cards do, and did during the last ten minutes."""
         name = request.query.get("name", "")
         if not self._answers.has_node(name):
-            error = NodeCourse(error=f"no node has the name {shown(name)}")
+            error = NodeCourse(error=str(make_unknown_node_error([name])))
             return web.Response(body=msgspec.json.encode(error), content_type="application/json", status=404)
         course = await self._telemetry(name)
         return web.Response(body=msgspec.json.encode(course), content_type="application/json")

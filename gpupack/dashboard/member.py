@@ -21,6 +21,7 @@ from gpupack.dashboard.queues import explain_no_queues
 from gpupack.dashboard.records import CardSums, NodeDetail, NodeTile, PodDetail, sum_cards
 from gpupack.dashboard.trend import Trend, make_trend_point
 from gpupack.errors import InputError
+from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.teams.answers import hide_names, name_others
 from gpupack.teams.asking import TOKEN_S, ask_as_member, make_member_token
 from gpupack.teams.handlers import FIT_PARAMETERS
@@ -102,7 +103,7 @@ class MemberPages:
         name = query.get("name", "")
         detail = self._board.make_detail(name)
         if detail is None:
-            raise InputError(f"no node has the name {shown(name)}")
+            raise make_unknown_node_error([name])
         texts = hide_names(
             _Texts([], {name: detail.node.remark}), cluster, namespace, self._list_namespaces_now()
         )

@@ -9,7 +9,7 @@ from allocator.claims import CLAIMS_PATH, ClaimObject
 from gpupack.errors import InputError
 from gpupack.inventory.objects import NodesAndPods, make_unknown_node_error
 from kubeapi.objects import Node, Pod, make_list_decoder
-from kubeapi.paths import NODES_PATH, PODS_PATH
+from kubeapi.paths import NODES_PATH, PODS_PATH, make_node_path
 from scheduler_plugin.cache.claim_charges import serves_claims
 
 if TYPE_CHECKING:
@@ -60,12 +60,11 @@ async def connect(kubeconfig: str | None, context: str | None) -> "KubeClient":
 
 async def _one(client: "KubeClient", name: str) -> Node:
     from kubeapi.errors import UNREADABLE, NotFound  # noqa: PLC0415
-    from kubeapi.paths import quote_segment  # noqa: PLC0415
 
     if not name:  # its path is that of the list
         raise make_unknown_node_error([name])
     try:
-        return msgspec.json.decode(await client.get(f"{NODES_PATH}/{quote_segment(name)}"), type=Node)
+        return msgspec.json.decode(await client.get(make_node_path(name)), type=Node)
     except NotFound as error:
         raise make_unknown_node_error([name]) from error
     except UNREADABLE as error:

@@ -7,6 +7,7 @@ import msgspec
 from allocator.names import POD_GPU_UUID
 from gpupack.verify.target import Target
 from kubeapi.objects import TERMINAL_PHASES, KubeObject, KubeStruct, PodConditions, PodSpec
+from kubeapi.selectors import HOSTNAME
 
 RUN_LABEL: Final = "app.kubernetes.io/instance"
 """Label of the namespace; its value tells the run that created it."""
@@ -47,7 +48,7 @@ def make_pod(
         "spec": {
             **runtime,
             "schedulerName": target.scheduler_name,
-            "nodeSelector": {"kubernetes.io/hostname": target.hostname},
+            "nodeSelector": {HOSTNAME: target.hostname},
             "tolerations": [{"operator": "Exists"}],
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": _GRACE_S,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from allocator.errors import AllocatorError
-from allocator.names import NODE_HOLDS, SYSTEM_NAMESPACE
+from allocator.names import NODE_HOLDS, SCHEDULER_NAME, SYSTEM_NAMESPACE
 from allocator.records import load_holds
 from deviceplugin.gpus.api.check_finding import CheckFinding, Verdict
 from deviceplugin.proof.prover import PIECE_MIB, CardProof, Result
@@ -45,7 +45,15 @@ from kubeapi.objects import (
     NodeSystemInfo,
     ServerVersion,
 )
-from kubeapi.paths import NAMESPACES_PATH, NODES_PATH, make_collection_path, make_pod_path, quote_segment
+from kubeapi.paths import (
+    NAMESPACES_PATH,
+    NODES_PATH,
+    make_collection_path,
+    make_node_path,
+    make_pod_path,
+    quote_segment,
+)
+from kubeapi.selectors import HOSTNAME
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -94,7 +102,7 @@ class VerifyOptions:
     node: str = ""
     image: str = ""
     runtime_class: str | None = None
-    scheduler_name: str = "gpupack-scheduler"
+    scheduler_name: str = SCHEDULER_NAME
     restart_daemon: bool = False
     timeout_s: float = 300.0
 
@@ -253,7 +261,7 @@ class Verifier:
         runtime = options.runtime_class
         if runtime is None:
             runtime = daemon.spec.runtime_class_name if daemon is not None else ""
-        hostname = node.metadata.get_label("kubernetes.io/hostname") or choice.node
+        hostname = node.metadata.get_label(HOSTNAME) or choice.node
         target = Target(hostname, choice.resource, choice.uuid, image, options.scheduler_name, runtime)
         return info.kernel_version, choice, daemon, target
 
@@ -608,7 +616,7 @@ class Verifier:
         self._say(RESTARTED, "proven", "both pods ran on, and the new daemon counts both")
 
     async def _get_node(self, name: str) -> Node:
-        body = await self.client.get(f"{NODES_PATH}/{quote_segment(name)}")
+        body = await self.client.get(make_node_path(name))
         return decode_answer(body, msgspec.json.Decoder(Node).decode, "a Node")
 
     async def _try_end(self, choice: CardChoice, lives: Sequence[TriedPod]) -> None:
