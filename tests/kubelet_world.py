@@ -180,7 +180,7 @@ class World:
     def socket(self) -> Path:
         return self.kubelet.device_plugin_dir / "gpupack.sock"
 
-    def new_registrar(self) -> Registrar:
+    def new_registrar(self, backoff: Backoff | None = None) -> Registrar:
         return Registrar(
             self.plugin,
             self.kubelet.device_plugin_dir,
@@ -188,7 +188,7 @@ class World:
             RESOURCE,
             on_registered=lambda: self.events.append("registered"),
             on_kubelet_restart=lambda: self.events.append("restarted"),
-            backoff=Backoff(0.02, 0.2),
+            backoff=backoff or Backoff(0.02, 0.2),
             timing=RegistrationTimeouts(settle_s=0.1, lasting_s=0.2, grace_s=0.2),
         )
 

@@ -13,6 +13,7 @@ from pytest_mock import MockerFixture
 from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
+from kubeapi.backoff import Backoff
 from tests.kubelet_world import RESOURCE, ScriptedPlugin, World, pod, world
 from tests.waiting import until
 
@@ -55,6 +56,16 @@ async def test_registers_again_after_a_kubelet_restart() -> None:
             assert here.kubelet.registrations == 1
         assert here.events[-1] == "registered"
         assert here.events.count("restarted") >= 3
+
+
+async def test_a_kubelet_that_restarts_waits_for_no_pause() -> None:
+    """It deletes our socket itself, which is no failure: pods that run fail where it waits too long."""
+    async with world(registrar=False) as here:
+        here.registrar = here.new_registrar(backoff=Backoff(1000.0, 1000.0))
+        here.run_registrar()
+        await here.registered()
+        await here.kubelet.restart()
+        await here.registered()
 
 
 async def test_a_killed_kubelet_leaves_its_socket_and_is_found_again() -> None:
