@@ -74,11 +74,15 @@ class Node:
             self.ledger.apply_pod(each, self.account.now_s())
         self.account.notify_subscribers()
 
+    def show(self, *entry: Any, **more: Any) -> None:
+        """The kubelet writes this entry into its checkpoint, and the account reads that."""
+        self.checkpoint.write(*entry, **more)
+        self.account.read_checkpoint()
+
     def linger(self, uid: str, given: frozenset[str]) -> None:
         """A pod that runs is deleted by force, the kubelet offers its IDs again."""
         self.bind(pod(uid, len(given), "c0"))
-        self.checkpoint.write(uid, given)
-        self.account.read_checkpoint()
+        self.show(uid, given)
         self.ledger.record_cgroup_probe([uid], [uid], self.account.now_s())
         self.checkpoint.drop(uid)
         self.account.read_checkpoint()

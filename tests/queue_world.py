@@ -198,6 +198,13 @@ class QueueWorld:
         """Names of the pods that the queue admits now."""
         return [self.name(member.uid) for release in self.decide() for member in release.members]
 
+    def run(self, name: str, units: int = 1, **options: Any) -> str:
+        """Create a pod that the queue admits, and bind it; returns its UID."""
+        uid = self.pod(name, units, **options)
+        self.decide()
+        self.bind(uid)
+        return uid
+
     def bind(self, *uids: str, node: str = "") -> None:
         """Bind admitted pods, each where its room was taken unless a node is named."""
         for uid in uids:

@@ -216,15 +216,13 @@ async def test_what_a_question_finds_in_the_checkpoint_is_told_once():
     await node.preferred(3)
     assert told == [{"c0": 2}]
     node.account.read_checkpoint()
-    node.checkpoint.write()
-    node.account.read_checkpoint()
+    node.show()
     assert told == [{"c0": 2}]
 
 
 async def test_a_checkpoint_that_cannot_be_read_is_not_an_empty_one():
     node = Node(8, 8, view_wait_s=0.0)
-    node.checkpoint.write("x", ids("c0", *range(6)))
-    node.account.read_checkpoint()
+    node.show("x", ids("c0", *range(6)))
     node.list_pods()
     assert (node.account.checkpoint_problem, node.ledger.is_complete) == (None, True)
     node.checkpoint.problem = "torn"
@@ -257,8 +255,7 @@ def test_nothing_is_complete_before_the_first_readable_checkpoint():
 def test_a_checkpoint_that_vanishes_has_no_entries_and_charges_stay():
     """A kubelet that lost its checkpoint: its containers run on."""
     node = Node(8)
-    node.checkpoint.write("a", ids("c0", 0, 1))
-    node.account.read_checkpoint()
+    node.show("a", ids("c0", 0, 1))
     node.checkpoint.contents = None
     node.account.read_checkpoint()
     assert (node.account.checkpoint_problem, node.ledger.accounts.pods["a"].checkpoint_ids) == (None, {})
@@ -268,8 +265,7 @@ def test_a_checkpoint_that_vanishes_has_no_entries_and_charges_stay():
 @pytest.mark.parametrize(("running", "living"), [({"uid-1"}, None), ({"uid-1"}, set()), (set(), {"uid-1"})])
 def test_another_unit_in_use_is_an_error_that_names_pod_and_resource(running, living):
     node = Node(8)
-    node.checkpoint.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
-    node.account.read_checkpoint()
+    node.show("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     assert node.account.other_unit_pods.resource_by_pod == {"uid-1": "gpupack.io/gpu-memory-512mib"}
     with pytest.raises(UnitInUseError, match=r"pod uid-1 holds gpupack.io/gpu-memory-512mib.*drain"):
         node.account.other_unit_pods.check_ended({"uid-1"}, running, living)
@@ -277,26 +273,22 @@ def test_another_unit_in_use_is_an_error_that_names_pod_and_resource(running, li
 
 def test_another_unit_of_a_pod_that_ended_does_not_count_once_the_pods_are_known():
     node = Node(8)
-    node.checkpoint.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
-    node.account.read_checkpoint()
+    node.show("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     node.account.other_unit_pods.check_ended({"uid-1"}, set(), None)
     assert list(node.account.other_unit_pods.resource_by_pod) == ["uid-1"], "the API server was not heard yet"
     node.account.other_unit_pods.check_ended({"uid-1"}, set(), {"another"})
     assert node.account.other_unit_pods.resource_by_pod == {}
-    node.checkpoint.write("mine", ids("c0", 1))
-    node.account.read_checkpoint()
+    node.show("mine", ids("c0", 1))
     assert node.account.other_unit_pods.resource_by_pod == {}
     assert node.ledger.allocated_units() == {"c0": 1}
-    node.checkpoint.write("uid-2", frozenset({"c0::2"}), resource="gpupack.io/gpu-memory-512mib")
-    node.account.read_checkpoint()
+    node.show("uid-2", frozenset({"c0::2"}), resource="gpupack.io/gpu-memory-512mib")
     assert list(node.account.other_unit_pods.resource_by_pod) == ["uid-2"]
 
 
 def test_other_resources_are_not_looked_at():
     node = Node(8)
     node.checkpoint.write("x", frozenset({"GPU-1"}), resource="nvidia.com/gpu")
-    node.checkpoint.write("x", frozenset({"c0::0"}), resource="gpupack.io/else")
-    node.account.read_checkpoint()
+    node.show("x", frozenset({"c0::0"}), resource="gpupack.io/else")
     assert (node.ledger.allocated_units(), node.ledger.accounts.pods) == ({"c0": 0}, {})
 
 
@@ -360,8 +352,7 @@ async def test_cards_that_change_while_a_question_waits_are_not_in_the_answer(le
 async def test_a_pod_that_came_again_under_its_name_waits_for_a_list():
     node = Node(8, 8)
     node.bind(pod("old", 3, "c0", admitted=True))
-    node.checkpoint.write("old", ids("c0", 0, 1, 2))
-    node.account.read_checkpoint()
+    node.show("old", ids("c0", 0, 1, 2))
     node.checkpoint.drop("old")
     node.account.read_checkpoint()
     asking = await node.keep_waiting(3)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from allocator.claims import ClaimObject
 from allocator.names import NODE_HOLDS, NODE_SERVES, SERVES_CLAIMS
 from allocator.records import Holds, dump_holds
 from kubeapi.objects import Node
@@ -20,9 +21,11 @@ def of_claims(version: int = 1, *used: int, **options: object) -> Node:
     )
 
 
-def state_of_claims() -> ClusterState:
+def state_of_claims(*claims: ClaimObject) -> ClusterState:
     state = ClusterState()
     state.apply_node(of_claims(), 0)
+    for each in claims:
+        state.claims.apply(each, 0)
     return state
 
 
@@ -34,24 +37,20 @@ def with_live_pod() -> ClusterState:
 
 
 def test_a_claim_counts_from_its_allocation_whoever_made_it() -> None:
-    state = state_of_claims()
-    state.claims.apply(claim("c", version=3), 0)
+    state = state_of_claims(claim("c", version=3))
     assert assumed(state) == [0, 0]
     state.claims.apply(claim("c", (1, 10), version=4, pods=["p"]), 0)
     assert free(state) == [16, 6]
 
 
 def test_it_counts_no_more_once_the_words_contain_it() -> None:
-    state = state_of_claims()
-    state.claims.apply(claim("c", (1, 10), pods=["p"]), 0)
+    state = state_of_claims(claim("c", (1, 10), pods=["p"]))
     state.apply_node(of_claims(6, 0, 10, holds=["uid-p"], claims={"uid-c": {1: 10}}), 0)
     assert (assumed(state), free(state)) == ([0, 0], [16, 6])
 
 
 def test_words_that_hold_its_pod_for_another_claim_do_not_contain_it() -> None:
-    state = state_of_claims()
-    state.claims.apply(claim("one", (0, 4), pods=["p"]), 0)
-    state.claims.apply(claim("two", (1, 4), pods=["p"]), 0)
+    state = state_of_claims(claim("one", (0, 4), pods=["p"]), claim("two", (1, 4), pods=["p"]))
     state.apply_node(of_claims(6, 4, 0, holds=["uid-p"], claims={"uid-one": {0: 4}}), 0)
     assert free(state) == [12, 12]
 
@@ -84,8 +83,7 @@ def test_what_the_node_has_let_go_counts_while_it_is_allocated() -> None:
     ids=["whole card", "part of a unit", "unreadable", "more than the card", "nothing"],
 )
 def test_the_amount_of_a_share(amount: str | None, units: int) -> None:
-    state = state_of_claims()
-    state.claims.apply(claim("c", (0, amount)), 0)
+    state = state_of_claims(claim("c", (0, amount)))
     assert assumed(state) == [units, 0]
 
 
@@ -131,14 +129,12 @@ def test_the_compute_of_a_claim_that_vanished_counts_until_the_words_have_seen_i
     ],
 )
 def test_the_compute_of_a_share(amount: str | None, percent: int) -> None:
-    state = state_of_claims()
-    state.claims.apply(claim("c", (0, 1), compute=amount), 0)
+    state = state_of_claims(claim("c", (0, 1), compute=amount))
     assert compute_free(state) == [100 - percent, 100]
 
 
 def test_a_claim_that_the_extender_wrote_for_a_pod_is_that_pods_charge() -> None:
-    state = state_of_claims()
-    state.claims.apply(claim("c", (0, 10), of_pod="p", pods=["p"]), 0)
+    state = state_of_claims(claim("c", (0, 10), of_pod="p", pods=["p"]))
     assert assumed(state) == [0, 0]
 
 
@@ -158,9 +154,7 @@ def test_a_claim_that_only_looks_as_if_the_extender_had_written_it_counts() -> N
 
 
 def test_claims_of_other_drivers_and_unknown_devices_have_none_of_our_cards() -> None:
-    state = state_of_claims()
-    state.claims.apply(claim("c", (0, 10), driver="gpu.nvidia.com"), 0)
-    state.claims.apply(claim("d", (7, 10)), 0)
+    state = state_of_claims(claim("c", (0, 10), driver="gpu.nvidia.com"), claim("d", (7, 10)))
     assert assumed(state) == [0, 0]
 
 
@@ -181,9 +175,7 @@ def test_the_order_of_node_and_claim_does_not_matter() -> None:
 
 
 def test_a_claim_that_is_older_than_the_known_one_or_gone_is_ignored() -> None:
-    state = state_of_claims()
-    state.claims.apply(claim("c", (0, 10), version=9), 0)
-    state.claims.apply(claim("c", version=8), 0)
+    state = state_of_claims(claim("c", (0, 10), version=9), claim("c", version=8))
     assert assumed(state) == [10, 0]
     state.claims.delete(claim("c"), "12", 0)
     state.claims.apply(claim("c", (0, 10), version=11), 0)
@@ -243,8 +235,7 @@ def test_a_claim_of_pods_of_other_nodes_or_of_none_leaves_nothing_behind() -> No
 
 
 def test_claims_count_again_when_a_deleted_node_comes_back() -> None:
-    state = state_of_claims()
-    state.claims.apply(claim("c", (0, 10)), 0)
+    state = state_of_claims(claim("c", (0, 10)))
     state.delete_node("n", "6", 0)
     state.apply_node(of_claims(7), 0)
     assert assumed(state) == [10, 0]
@@ -254,9 +245,7 @@ def test_claims_count_again_when_a_deleted_node_comes_back() -> None:
 
 
 def test_after_a_restore_of_etcd_lists_of_older_claims_are_believed() -> None:
-    state = state_of_claims()
-    state.claims.apply(claim("c", (0, 10), version=50), 0)
-    state.claims.apply(claim("d", (1, 4), version=60, pods=["x"]), 0)
+    state = state_of_claims(claim("c", (0, 10), version=50), claim("d", (1, 4), version=60, pods=["x"]))
     assert state.claims.replace([claim("c", (0, 3), version=20)], "55", 0)
     assert assumed(state) == [3, 4]
     state.expire_tombstones(TOMBSTONE_S)

@@ -26,9 +26,7 @@ def test_a_restart_does_not_reset_how_long_pods_have_waited() -> None:
     world = QueueWorld(RESTARTED)
     world.now = 23 * 3600.0
     world.node("n1", (16,))
-    running = world.pod("running", 8)
-    world.admitted()
-    world.bind(running)
+    world.run("running", 8)
     world.pod("large", 16, created=3600)
     assert report_queues(world.queue, world.now)[0].oldest_wait_s == pytest.approx(22 * 3600)
     assert [node for _, node in world.queue.update_reservations(world.now)] == ["n1"]
@@ -76,9 +74,7 @@ def test_a_pod_of_a_later_list_does_not_overtake_one_that_came_before() -> None:
     )
     QueueFeed(world.queue, cast("Watcher", sinks), lambda: world.now)
     world.node("n1", (16,))
-    running = world.pod("running", 16, created=0)
-    world.admitted()
-    world.bind(running)
+    world.run("running", 16, created=0)
     sinks.pod_sink.replaced(_listed(world))
     world.pod("ahead", 17, created=23 * 3600, live=True)
     world.now = 2.0

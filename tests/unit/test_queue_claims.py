@@ -140,9 +140,7 @@ def test_what_claims_have_beyond_the_quota_is_borrowed_and_may_be_more_than_all_
 
 def test_reclaim_evicts_pods_for_what_claims_borrowed_and_never_a_pod_with_a_claim() -> None:
     world = world_of_claims(TWO_QUEUES + "\nreclaim: evict")
-    by_limits = world.pod("limits", 8, queue="a")
-    world.decide()
-    world.bind(by_limits)
+    by_limits = world.run("limits", 8, queue="a")
     world.claim_pod("p", "a", spec={"nodeName": "n1"})
     world.claim("c", (1, 16), pods=["p"])
     world.pod("lender", 16, queue="b")
@@ -154,9 +152,7 @@ def test_reclaim_evicts_pods_for_what_claims_borrowed_and_never_a_pod_with_a_cla
 
 def test_nobody_is_evicted_where_claims_alone_have_what_a_lender_needs() -> None:
     world = world_of_claims(TWO_QUEUES + "\nreclaim: evict")
-    small = world.pod("limits", 4, queue="a")
-    world.decide()
-    world.bind(small)
+    world.run("limits", 4, queue="a")
     world.claim_pod("p", "a", spec={"nodeName": "n1"})
     world.claim("c", (1, 16), (2, 4), pods=["p"])
     world.pod("lender", 16, queue="b")

@@ -64,9 +64,7 @@ def test_what_was_given_back_before_a_restart_takes_no_room_after_it() -> None:
 def test_a_pod_that_vanished_is_counted_for_a_while_only() -> None:
     """Its node never says that it is gone."""
     world = QueueWorld(n1=(16,))
-    uid = world.pod("one", 16)
-    world.decide()
-    world.bind(uid)
+    uid = world.run("one", 16)
     raw = world.objects.pop(uid)
     world.queue.state.delete_pod(msgspec.convert(raw, Pod), str(world.version + 1), world.now)
     world.queue.delete_pod(uid, world.now)

@@ -17,9 +17,7 @@ def _used(world: QueueWorld) -> dict[str, int]:
 def test_a_released_pod_counts_for_its_queue_until_it_ends() -> None:
     """Whatever its label says meanwhile: quota could be escaped else, or used up for others."""
     world = QueueWorld("queues: [{name: a, nominalQuota: 8}, {name: b, nominalQuota: 8}]", n1=(16, 16))
-    uid = world.pod("p", 8)
-    world.admitted()
-    world.bind(uid)
+    uid = world.run("p", 8)
     world.change(uid, metadata={"labels": {LABEL: "b"}})
     assert _used(world) == {"a": 8}
     world.change(uid, metadata={"labels": {}})
@@ -36,9 +34,7 @@ def test_a_released_pod_counts_for_its_queue_until_it_ends() -> None:
 def test_pods_of_a_queue_that_is_gone_count_for_the_one_that_they_name_then() -> None:
     """So a queue can be renamed."""
     world = QueueWorld("queues: [{name: a, nominalQuota: 8}]", n1=(16, 16))
-    uid = world.pod("p", 8)
-    world.admitted()
-    world.bind(uid)
+    uid = world.run("p", 8)
     world.configure("queues: [{name: b, nominalQuota: 8}]")
     world.change(uid, metadata={"labels": {LABEL: "b"}})
     assert _used(world) == {"b": 8}

@@ -107,9 +107,7 @@ def test_those_are_evicted_that_have_it() -> None:
     world = QueueWorld(f"queues: [{queues}]\nreclaim: evict{COUNTED}")
     world.node("n1", (32,), resources={NIC: "2"})
     for number, nics in enumerate((2, 0, 0)):
-        uid = world.pod(f"a{number}", containers=asks(nics, units=2), created=number)
-        world.decide()
-        world.bind(uid)
+        world.run(f"a{number}", containers=asks(nics, units=2), created=number)
     world.pod("b0", containers=asks(2, units=2), queue="b", created=9)
     assert where(world) == {}
     (found,) = Reclaimer(world.queue).find_plans(world.now)

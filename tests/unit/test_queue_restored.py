@@ -44,9 +44,7 @@ def test_a_gang_that_is_gated_again_is_released_again(world: QueueWorld) -> None
 
 def test_a_bound_pod_that_is_gated_again_waits_and_has_nothing(world: QueueWorld) -> None:
     """Its room, its slot and its quota are free."""
-    uid = world.pod("p", 8)
-    world.admitted()
-    world.bind(uid)
+    uid = world.run("p", 8)
     world.change(uid, spec=GATED | {"nodeName": ""})
     status = report_queues(world.queue, 0)[0]
     assert (status.used, status.running, status.waiting) == (0, 0, 1)

@@ -284,9 +284,7 @@ def test_a_gang_whose_hardest_pod_fits_only_where_no_slot_is_idle_is_not_told_of
     world.node("n1", (16, 8))
     world.node("n2", (4, 4))
     for i in range(2):
-        uid = world.pod(f"s{i}", 8, created=i)
-        world.decide()
-        world.bind(uid)
+        world.run(f"s{i}", 8, created=i)
     world.pod("g0", 8, gang="g", size=2, created=10)
     world.pod("g1", 4, gang="g", size=2, created=10)
     assert world.admitted() == []
@@ -303,9 +301,7 @@ def test_a_share_that_quota_allows_only_where_no_slot_is_idle_is_told_so() -> No
         "queues: [{name: a, nominalQuota: 12}]\nslots: {per: node, local: {count: 0}, free: {count: 1}}"
     )
     world.node("small", (8, 8))
-    uid = world.pod("s", 8)
-    world.decide()
-    world.bind(uid)
+    world.run("s", 8)
     world.node("large", (16,))
     world.pod("half", containers=[in_percent(50)])
     assert world.admitted() == []
@@ -318,9 +314,7 @@ def test_nodes_that_are_gone_are_forgotten_with_their_last_pod(config: str) -> N
     """An autoscaler gives each node a new name."""
     world = QueueWorld(config)
     world.node("n1", (16,))
-    uid = world.pod("p")
-    world.decide()
-    world.bind(uid)
+    uid = world.run("p")
     world.lose_node("n1")
     assert list(world.queue.slots.nodes) == ["n1"], "its pod may run on"
     world.delete(uid)

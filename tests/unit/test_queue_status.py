@@ -125,9 +125,7 @@ def test_a_gang_that_is_larger_than_all_slots_is_told_so() -> None:
 
 def test_a_pod_that_fits_beside_what_is_kept_only_is_told_so() -> None:
     world = QueueWorld(n1=(16,))
-    runs = world.pod("runs", 8, created=1)
-    world.decide()
-    world.bind(runs)
+    world.run("runs", 8, created=1)
     world.pod("large", 16, created=2)
     world.now = 10_000
     assert [node for _, node in world.queue.update_reservations(world.now)] == ["n1"]
@@ -235,9 +233,7 @@ def test_what_a_pod_lacks_is_what_no_node_has(h100, used, more, message) -> None
     world = QueueWorld()
     sizes, models = (16, 16, h100), ("NVIDIA A100", "NVIDIA A100", "NVIDIA H100")
     world.node("n1", sizes, (0, 0, 0), models=models)
-    uid = world.pod("runs", 1)
-    world.decide()
-    world.bind(uid)
+    uid = world.run("runs", 1)
     world.node("n1", sizes, used, models=models, holds=[uid])
     world.pod("waits", **more)
     world.decide()
@@ -247,9 +243,7 @@ def test_what_a_pod_lacks_is_what_no_node_has(h100, used, more, message) -> None
 def test_where_only_the_nodes_sum_is_in_the_way_it_is_said() -> None:
     world = QueueWorld()
     world.node("n1", (16, 16), allocatable_units=32)
-    uid = world.pod("runs", 14)
-    world.decide()
-    world.bind(uid)
+    uid = world.run("runs", 14)
     world.node("n1", (16, 16), (14, 0), healthy=(False, True), holds=[uid], allocatable_units=16)
     world.pod("waits", 8)
     world.decide()
@@ -271,9 +265,7 @@ def test_a_gang_whose_pods_ask_for_different_things_never_fits_where_no_cards_ho
     """Each kind by itself had room on empty cards, so it waited for room for good."""
     world = QueueWorld()
     world.node("n", sizes)
-    uid = world.pod("runs", 1)
-    world.decide()
-    world.bind(uid)
+    uid = world.run("runs", 1)
     world.node("n", sizes, sizes, holds=[uid])
     for number, each in enumerate(units):
         world.pod(f"g{number}", each, gang="G", size=len(units))
