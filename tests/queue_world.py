@@ -199,9 +199,9 @@ class QueueWorld:
         return [self.name(member.uid) for release in self.decide() for member in release.members]
 
     def run(self, name: str, units: int = 1, **options: Any) -> str:
-        """Create a pod that the queue admits, and bind it; returns its UID."""
+        """Create a pod that the queue admits, and no other one, and bind it; returns its UID."""
         uid = self.pod(name, units, **options)
-        self.decide()
+        assert self.admitted() == [name]
         self.bind(uid)
         return uid
 

@@ -251,9 +251,7 @@ def test_a_pod_that_came_again_under_its_name_gets_its_own_card():
     world = World.of(8, 8)
     two = [("a", 4, "main"), ("b", 4, "main")]
     world.bind(pod("old", two, "c0", "c0"))
-    given = world.choose(4, "old")
-    world.allocate(given, "old")
-    world.show("old", given, "a")
+    world.hand(4, "old", "a")
     world.change("old", terminal=True)
     world.forget("old")
     world.bind(replace(pod("new", two, "c1", "c1"), name="pod-old"))
@@ -288,9 +286,7 @@ def test_who_runs_on_and_only_holds_tells_of_is_waited_for():
 def test_a_static_pod_that_is_made_again_under_its_uid_is_served():
     world = World.of(8)
     world.bind(replace(pod("m1", 8), runtime_uid="hash", name="pod-hash"))
-    given = world.choose(8, "hash")
-    world.allocate(given, "hash")
-    world.show("hash", given)
+    world.hand(8, "hash")
     world.delete("m1")
     world.drop("hash")
     world.bind(replace(pod("m2", 8), runtime_uid="hash", name="pod-hash"))
@@ -300,9 +296,7 @@ def test_a_static_pod_that_is_made_again_under_its_uid_is_served():
 def test_what_a_later_container_got_first_is_not_the_other_ones():
     world = World.of(8)
     world.bind(pod("x", [("a", 4, "main"), ("b", 4, "main")], "c0", "c0"))
-    given = world.choose(4, "x")
-    world.allocate(given, "x")
-    world.show("x", given, "b")
+    world.hand(4, "x", "b")
     assert world.ledger.accounts.pods["x"].pending_ids == {}
     assert world.ask(4, "x").is_expected()
 
@@ -311,9 +305,7 @@ def test_what_a_pod_that_is_gone_was_still_to_get_is_no_hindrance_to_who_was_sen
     """The scheduler was started again and never heard of it; the kubelet asks for one pod at a time."""
     world = World.of(8)
     world.bind(pod("x", [("a", 2, "main"), ("b", 5, "main")], "c0", "c0"))
-    given = world.choose(2, "x")
-    world.allocate(given, "x")
-    world.show("x", given, "a")
+    world.hand(2, "x", "a")
     world.delete("x")
     assert world.used == [7]
     world.bind(pod("y", 6, "c0"))

@@ -46,9 +46,7 @@ def test_a_pod_that_asks_for_no_cpu_fits_where_more_is_requested_than_there_is()
     """As kube-scheduler has it: a node may offer less than when its pods came."""
     world = QueueWorld()
     world.node("n1", (16, 16), cpu="4")
-    runs = world.pod("runs", 4, cpu="4")
-    assert world.admitted() == ["runs"]
-    world.bind(runs)
+    world.run("runs", 4, cpu="4")
     world.node("n1", (16, 16), cpu="2", memory="500Mi")
     world.pod("asks", 4, cpu="100m", memory="0")
     world.pod("asks-for-none", 4, cpu="0", memory="0")

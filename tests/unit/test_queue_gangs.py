@@ -155,9 +155,7 @@ def test_a_member_that_is_made_again_days_later_joins_the_others(world: QueueWor
     world.now = 100_000.0
     assert _list_requeued(world) == []
     world.delete(gang[1])
-    again = world.pod("again", 4, gang="G", size=2)
-    assert world.admitted() == ["again"]
-    world.bind(again)
+    world.run("again", 4, gang="G", size=2)
     world.now += WITHIN_S
     assert _list_requeued(world) == []
 
@@ -241,9 +239,7 @@ def test_a_member_is_made_again_after_another_one_has_succeeded(world: QueueWorl
     gang = _running_gang(world, 4)
     world.change(gang[0], status={"phase": "Succeeded"})
     world.delete(gang[1])
-    again = world.pod("again", 4, gang="G", size=4)
-    assert world.admitted() == ["again"]
-    world.bind(again)
+    world.run("again", 4, gang="G", size=4)
     assert explain_waiting(world.queue, world.now) == []
     world.now = 5000.0
     assert _list_requeued(world) == []
@@ -322,9 +318,7 @@ def test_a_member_that_is_made_again_does_not_wait_for_the_end_of_the_one_before
     """On a lost node that may last for days."""
     gang = _running_gang(world, 2)
     world.change(gang[1], metadata={"deletionTimestamp": "2026-01-01T00:10:00Z"})
-    again = world.pod("again", 4, gang="G", size=2)
-    assert world.admitted() == ["again"]
-    world.bind(again)
+    world.run("again", 4, gang="G", size=2)
     world.pod("too-many", 4, gang="G", size=2)
     assert world.admitted() == []
     (why,) = explain_waiting(world.queue, world.now)

@@ -56,9 +56,7 @@ def test_what_was_released_counts_when_its_namespace_is_excluded_later() -> None
     """It has the room, and had it from this queue."""
     world = QueueWorld(FOR_X, n1=(16, 16))
     world.queue.set_namespaces({"default": {"team": "x"}})
-    uid = world.pod("p", 8)
-    assert world.admitted() == ["p"]
-    world.bind(uid)
+    world.run("p", 8)
     world.queue.set_namespaces({"default": {"team": "y"}})
     assert _used(world) == {"a": 8}
 

@@ -190,9 +190,7 @@ def test_cards_without_uuids_stay_where_they_are() -> None:
 
 def test_an_older_pod_that_asks_the_same_comes_back_after_room_was_kept_for_a_younger_one() -> None:
     world = QueueWorld("queues: [{name: a}]\nkeepRoomAfter: 10s", n1=(16,))
-    filler = world.pod("filler", 8, created=0)
-    assert world.admitted() == ["filler"]
-    world.bind(filler)
+    filler = world.run("filler", 8, created=0)
     world.pod("younger", 16, created=2)
     world.now = 20.0
     assert [pod.record.name for pod, _ in world.queue.update_reservations(world.now)] == ["younger"]

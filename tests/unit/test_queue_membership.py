@@ -113,9 +113,7 @@ def test_a_pod_outside_that_a_new_list_does_not_have_is_forgotten() -> None:
 
 def test_a_queue_that_is_away_for_a_while_keeps_its_pods() -> None:
     world = world_of(RED)
-    uid = world.pod("p", 8, queue="shared")
-    assert world.admitted() == ["p"]
-    world.bind(uid)
+    uid = world.run("p", 8, queue="shared")
     world.configure("queues: [{name: red, namespaceSelector: {matchLabels: {team: red}}}]")
     world.change(uid, metadata={"labels": {}})
     assert used(world) == {"shared": 8}

@@ -20,9 +20,7 @@ def test_room_is_kept_no_sooner_than_the_pods_that_run_have_run() -> None:
         if number == 3:
             assert kept_at(world, 2) == [], "on average the pods have run for three hours"
         world.delete(f"uid-s{number}")
-        uid = world.pod(f"t{number}", 8, created=40_000)
-        assert world.admitted() == [f"t{number}"]
-        world.bind(uid)
+        world.run(f"t{number}", 8, created=40_000)
     assert kept_at(world, 2.5) == ["large"]
 
 

@@ -118,9 +118,7 @@ def test_of_equally_many_the_youngest_of_the_smallest_priority_go(
     for number in range(sum(units for _, units, _ in borrowers) // 16):
         world.node(f"n{number}", (16,))
     for number, (queue, units, priority) in enumerate(borrowers):
-        uid = world.pod(f"{queue}{number}", units, queue=queue, created=number, spec={"priority": priority})
-        assert world.admitted() == [f"{queue}{number}"]
-        world.bind(uid)
+        world.run(f"{queue}{number}", units, queue=queue, created=number, spec={"priority": priority})
     world.pod("b0", 16, queue="b", created=50, spec={"priority": 5})
     assert world.admitted() == []
     assert names(find(world)) == gone

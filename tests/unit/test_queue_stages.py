@@ -198,9 +198,7 @@ def test_a_second_stage_waits_for_a_first_one_that_comes_later(world: QueueWorld
         "its job waits for its first stage: no pod with data of job default/j is known yet; "
         "where it has none, gpupack.io/first-stage-size: 0 says so"
     )
-    first = world.pod("map", 1, data="d", job="j")
-    assert world.admitted() == ["map"]
-    world.bind(first)
+    first = world.run("map", 1, data="d", job="j")
     world.change(first, status={"phase": "Succeeded"})
     assert world.admitted() == ["reduce"]
 

@@ -20,12 +20,12 @@ def asking(world: PreemptionWorld, units: int = 8, priority: int = 10, **options
 
 def guard(world: PreemptionWorld, name: str, card: int, units: int, priority: int = 1, **more: Any) -> None:
     world.run("n", name, card, units, priority, labels={"app": "web"}, **more)
+    world.publish("n")
 
 
 def test_two_unguarded_pods_go_and_not_one_guarded(world: PreemptionWorld) -> None:
     world.node("n", (8, 8), a=(1, 4, 1), b=(1, 4, 1))
     guard(world, "guarded", 0, 8)
-    world.publish("n")
     world.budget("web", 0)
     # Of these two kube-scheduler has found that no budget is violated; no card is free without one of them.
     assert world.preempt(asking(world), n=["a"]) == {"n": (["b", "a"], 0)}
@@ -34,7 +34,6 @@ def test_two_unguarded_pods_go_and_not_one_guarded(world: PreemptionWorld) -> No
 def test_a_guarded_pod_goes_where_nothing_else_helps_and_is_counted(world: PreemptionWorld) -> None:
     world.node("n", (8, 8), important=(1, 8, 10), small=(0, 2, 1))
     guard(world, "guarded", 0, 6)
-    world.publish("n")
     world.budget("web", 0)
     assert world.preempt(asking(world), n=["small"]) == {"n": (["small", "guarded"], 1)}
 
@@ -55,7 +54,6 @@ def test_a_budget_is_used_up_by_each_of_its_pods(
     world.node("n", (8, 8), c=(1, 8, 2))
     guard(world, "a", 0, 4)
     guard(world, "b", 0, 4)
-    world.publish("n")
     world.budget("web", allowed, disrupted)
     assert world.preempt(asking(world), n=["a"]) == {"n": (victims, violations)}
 
@@ -72,7 +70,6 @@ def test_the_end_of_a_static_pod_s_mirror_frees_nothing(world: PreemptionWorld, 
 def test_what_kube_scheduler_counted_is_kept_with_its_victims(world: PreemptionWorld) -> None:
     world.node("n", (8, 8), a=(1, 8, 1))
     guard(world, "guarded", 0, 8)
-    world.publish("n")
     world.budget("web", 0)
     assert world.preempt(asking(world), 1, n=["guarded"]) == {"n": (["guarded"], 1)}
 
@@ -111,7 +108,6 @@ def test_a_victim_that_asks_for_no_cards_stays_one_with_its_violation(world: Pre
     assert world.preempt(asking(world), 1, n=["plain", "a"]) == {"n": (["plain", "c", "a"], 1)}
     assert world.preempt(asking(world), 2, n=["gone", "a"]) == {"n": (["c", "a", "gone"], 1)}
     guard(world, "guarded", 1, 4, 1)
-    world.publish("n")
     world.budget("web", 0)
     assert world.preempt(asking(world), 1, n=["plain", "guarded"]) == {"n": (["plain", "c", "a"], 0)}
 
@@ -142,7 +138,6 @@ def test_without_budgets_known_only_kube_scheduler_s_victims_go(world: Preemptio
 def test_several_containers_on_two_cards(world: PreemptionWorld) -> None:
     world.node("n", (8, 8), a=(0, 6, 1), b=(1, 6, 1), c=(1, 2, 2))
     guard(world, "guarded", 0, 2)
-    world.publish("n")
     world.budget("web", 0)
     both = asking(world, containers=[container("x", 6), container("y", 8)])
     assert world.preempt(both, n=["a"]) == {"n": (["c", "b", "a"], 0)}
