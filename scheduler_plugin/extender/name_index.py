@@ -53,16 +53,17 @@ class CutNames:
 class NameIndex:
     """A hash table from node names to rows, rebuilt when nodes are added or removed."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: NodeIndex) -> None:
+        self.nodes = nodes
         self._epoch = -1
         self._columns: list[Words] = []
         self._masks: Words = np.zeros((1, 1), dtype=np.uint64)
         self._table: RowArray = np.full(2, -1, dtype=np.intp)
 
-    def rows(self, index: NodeIndex, names: CutNames) -> RowArray:
+    def rows(self, names: CutNames) -> RowArray:
         """Find the rows of names: intp[m], -1 where a name has none."""
-        if index.epoch != self._epoch:
-            self._build(index)
+        if self.nodes.epoch != self._epoch:
+            self._build()
         lengths = names.ends - names.starts
         longest = self._masks.shape[1] * _WORD
         if int(lengths.max()) <= longest:
@@ -105,11 +106,11 @@ class NameIndex:
             differ |= mine[rows] != theirs
         return differ
 
-    def _build(self, index: NodeIndex) -> None:
-        encoded = {row: name.encode() for name, row in index.rows.items()}
+    def _build(self) -> None:
+        encoded = {row: name.encode() for name, row in self.nodes.rows.items()}
         encoded = {row: name for row, name in encoded.items() if len(name) <= _LONGEST}
         width = -(-max(map(len, encoded.values()), default=1) // _WORD) * _WORD
-        words = np.zeros((len(index.names), width // _WORD), dtype=np.uint64)
+        words = np.zeros((len(self.nodes.names), width // _WORD), dtype=np.uint64)
         for row, name in encoded.items():
             words[row] = np.frombuffer(name.ljust(width, b"\0"), dtype=np.uint64)
         masks = np.zeros((width + 1, width), dtype=np.uint8)
@@ -124,7 +125,7 @@ class NameIndex:
                 at = (at + 1) & (len(table) - 1)
             table[at] = row
         self._table = np.array(table, dtype=np.intp)
-        self._epoch = index.epoch
+        self._epoch = self.nodes.epoch
 
 
 def cut_names(names: bytes) -> CutNames | None:

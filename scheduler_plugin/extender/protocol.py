@@ -108,15 +108,15 @@ _preempt_decoder = msgspec.json.Decoder(_PreemptArgs)
 
 
 class Candidates:
-    """The nodes that a call names, in its order."""
+    """The nodes that a call names, in its order; their rows are those of now."""
 
     def __init__(
         self,
+        index: NameIndex,
         names: Sequence[str] = (),
         *,
         items: Sequence[bytes] | None = None,
         cut: CutNames | None = None,
-        index: NameIndex | None = None,
     ) -> None:
         self.items = items
         self._names = names
@@ -138,37 +138,40 @@ class Candidates:
         """The names if they are few enough to look up one by one, else empty."""
         return self._names
 
-    def rows(self, index: NodeIndex) -> RowArray:
+    @property
+    def rows(self) -> RowArray:
         """Rows of the nodes: intp[m], -1 for nodes without one."""
-        if self._rows is None or self._epoch != index.epoch:
-            if self._cut is not None and self._index is not None:
-                self._rows = self._index.rows(index, self._cut)
+        nodes = self._index.nodes
+        if self._rows is None or self._epoch != nodes.epoch:
+            if self._cut is not None:
+                self._rows = self._index.rows(self._cut)
             else:
-                known = map(index.rows.get, self._names, repeat(-1))
+                known = map(nodes.rows.get, self._names, repeat(-1))
                 self._rows = np.fromiter(known, np.intp, len(self._names))
             self._quoted = None
-            self._epoch = index.epoch
+            self._epoch = nodes.epoch
         return self._rows
 
-    def find_known_rows(self, index: NodeIndex) -> tuple[RowArray, RowArray]:
+    def find_known_rows(self) -> tuple[RowArray, RowArray]:
         """Find the rows of those that have one, and their positions among all."""
-        rows = self.rows(index)
+        rows = self.rows
         at = np.flatnonzero(rows >= 0)
         return (rows, at) if len(at) == len(rows) else (rows[at], at)
 
-    def quoted(self, index: NodeIndex) -> list[bytes]:
-        rows = self.rows(index)
+    @property
+    def quoted(self) -> list[bytes]:
+        rows = self.rows
         if self._quoted is None:
-            known = index.quoted
+            known = self._index.nodes.quoted
             self._quoted = [known[row] for row in rows.tolist()]
             for position in np.flatnonzero(rows < 0).tolist():
                 self._quoted[position] = self._quote_unknown(position)
         return self._quoted
 
-    def quote_chosen(self, index: NodeIndex, chosen: Sequence[int]) -> list[bytes]:
-        rows = self.rows(index)[np.fromiter(chosen, np.intp, len(chosen))].tolist()
+    def quote_chosen(self, chosen: Sequence[int]) -> list[bytes]:
+        rows = self.rows[np.fromiter(chosen, np.intp, len(chosen))].tolist()
         return [
-            index.quoted[row] if row >= 0 else self._quote_unknown(position)
+            self._index.nodes.quoted[row] if row >= 0 else self._quote_unknown(position)
             for row, position in zip(rows, chosen, strict=True)
         ]
 
@@ -180,8 +183,8 @@ class Candidates:
 class CallDecoder:
     """Decodes filter and prioritize calls; it knows the newest lists of names by the end of their calls."""
 
-    def __init__(self) -> None:
-        self._index = NameIndex()
+    def __init__(self, nodes: NodeIndex) -> None:
+        self._index = NameIndex(nodes)
         self.kept: list[tuple[bytes, Candidates]] = []
 
     def decode(self, body: bytes) -> tuple[Pod, Candidates]:
@@ -204,12 +207,12 @@ class CallDecoder:
             if len(raw) <= _SHORT_LIST:
                 names = _decode_if_readable(_names_decoder, raw)
                 if names is not None:
-                    return pod, Candidates(names)
+                    return pod, Candidates(self._index, names)
             elif (cut := cut_names(raw)) is not None:
-                candidates = Candidates(cut=cut, index=self._index)
+                candidates = Candidates(self._index, cut=cut)
                 self._keep(body[mark:], candidates)
                 return pod, candidates
-        return _whole(body)
+        return _whole(self._index, body)
 
     def _keep(self, tail: bytes, candidates: Candidates) -> None:
         if candidates.cost > _KEPT_BYTES:
@@ -243,12 +246,12 @@ def _decode_if_readable(decoder: msgspec.json.Decoder[T], raw: bytes) -> T | Non
         return None
 
 
-def _whole(body: bytes) -> tuple[Pod, Candidates]:
+def _whole(index: NameIndex, body: bytes) -> tuple[Pod, Candidates]:
     args = _decode(_args_decoder, body, "ExtenderArgs")
     if args.pod is None:
         raise ProtocolError("ExtenderArgs without Pod; allowed: an object with Pod and NodeNames or Nodes")
     if args.node_names is not None:
-        return args.pod, Candidates(args.node_names)
+        return args.pod, Candidates(index, args.node_names)
     if args.nodes is None:
         raise ProtocolError(
             "ExtenderArgs without NodeNames and Nodes; allowed: an object with Pod and one of them"
@@ -257,7 +260,7 @@ def _whole(body: bytes) -> tuple[Pod, Candidates]:
     _check_text(body)
     items = [bytes(item) for item in args.nodes.items or ()]
     named = [_decode(_node_name_decoder, item, "Nodes.items").metadata.name for item in items]
-    return args.pod, Candidates(named, items=items)
+    return args.pod, Candidates(index, named, items=items)
 
 
 def _check_text(body: bytes) -> None:
@@ -313,7 +316,7 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:
         ) from error
 
 
-def encode_passed(candidates: Candidates, index: NodeIndex, chosen: Sequence[int]) -> bytes:
+def encode_passed(candidates: Candidates, chosen: Sequence[int]) -> bytes:
     """Write filter's answer when the nodes at these positions pass, best first; failure maps stay empty."""
     if candidates.items is not None:
         items = b",".join([candidates.items[i] for i in chosen])
@@ -321,21 +324,19 @@ def encode_passed(candidates: Candidates, index: NodeIndex, chosen: Sequence[int
             b'{"Nodes":{"metadata":{},"items":[%b]},"NodeNames":null,"FailedNodes":{},'
             b'"FailedAndUnresolvableNodes":{},"Error":""}' % items
         )
-    names = b",".join(candidates.quote_chosen(index, chosen))
+    names = b",".join(candidates.quote_chosen(chosen))
     return (
         b'{"Nodes":null,"NodeNames":[%b],"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}' % names
     )
 
 
-def encode_refused(
-    candidates: Candidates, index: NodeIndex, groups: Sequence[tuple[str, bool, Sequence[int]]]
-) -> bytes:
+def encode_refused(candidates: Candidates, groups: Sequence[tuple[str, bool, Sequence[int]]]) -> bytes:
     """Write filter's answer when no node passes.
 
     Args:
         groups: Reason, whether evicting pods could help, positions among the candidates.
     """
-    quoted = candidates.quoted(index)
+    quoted = candidates.quoted
     maps: dict[bool, list[bytes]] = {True: [], False: []}
     for text, evictable, positions in groups:
         if len(positions):
@@ -360,9 +361,9 @@ def encode_filter_error(message: str) -> bytes:
     )
 
 
-def encode_scores(candidates: Candidates, index: NodeIndex, scores: IntArray) -> bytes:
+def encode_scores(candidates: Candidates, scores: IntArray) -> bytes:
     """Write prioritize's answer, nodes with a score above 0 first; the order says nothing."""
-    rest = candidates.quoted(index).copy()
+    rest = candidates.quoted.copy()
     entries = [
         b'{"Host":%b,"Score":%d}' % (rest.pop(i), scores[i]) for i in np.flatnonzero(scores)[::-1].tolist()
     ]

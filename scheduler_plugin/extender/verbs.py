@@ -110,7 +110,7 @@ class Extender:
         self.shortlist = shortlist
         self._rank_all_pods = rank_all_pods
         self.left_to_kube_scheduler: Signal[[str]] = Signal()
-        self._calls = CallDecoder()
+        self._calls = CallDecoder(state.nodes.index)
         self._resolved_uids: BoundedDict[str, None] = BoundedDict(MAX_RESOLVED)
         self._failed_bindings = FailedBindings()
         self._refused_bindings: KeyedBackoff[str] = KeyedBackoff(*REFUSED_BINDING_S)
@@ -161,7 +161,7 @@ class Extender:
         of its pods, and others are evicted for all of them or for none.
         """
         holds, nodes, uid = self.state.group_holds, self.state.nodes, pod.metadata.uid
-        rows, _ = candidates.find_known_rows(nodes.index)
+        rows, _ = candidates.find_known_rows()
         self._refused_bindings.pop_due(now)
         can_start = holds.begin_call(group, uid, nodes, rows, now)
         if can_start and not self._refused_bindings.is_paused(uid):
@@ -250,7 +250,7 @@ class Extender:
         nodes, uid, nominated = self.state.nodes, pod.metadata.uid, pod.status.nominated_node_name
         planned, ranks_itself = read_planned_uuids(pod.metadata.annotations), ranks_nodes_itself(pod)
         # 1. Find the nodes that take the pod, and rank them by the node policy.
-        rows, at = candidates.find_known_rows(nodes.index)
+        rows, at = candidates.find_known_rows()
         may_leave = ranks_itself or bool(nominated)
         fits, placed = self._mask_takers(uid, query, rows, planned, may_leave=may_leave)
         fitting_rows = rows[fits]
@@ -272,7 +272,7 @@ class Extender:
         chosen = at[fits.nonzero()[0][first]].tolist()
         if group is None and nominated:
             chosen = self._add_nominated(nominated, candidates, chosen, fitting_rows[scores < np.inf])
-        return FilterReply(encode_passed(candidates, nodes.index, chosen), passed=uid, attempt=tried)
+        return FilterReply(encode_passed(candidates, chosen), passed=uid, attempt=tried)
 
     def _mask_takers(
         self,
@@ -362,23 +362,23 @@ class Extender:
             ProtocolError: the body is rubbish.
         """
         pod, candidates = self._calls.decode(body)
-        result = np.zeros(len(candidates.rows(self.state.nodes.index)), dtype=np.int32)
+        result = np.zeros(len(candidates.rows), dtype=np.int32)
         if stale or ranks_nodes_itself(pod):
-            return encode_scores(candidates, self.state.nodes.index, result)
+            return encode_scores(candidates, result)
         offered = self._order_as_filtered(pod.metadata.uid, candidates)
         if offered is not None:
             result[offered[:MAX_SCORE]] = MAX_SCORE - np.arange(min(MAX_SCORE, len(offered)))
-            return encode_scores(candidates, self.state.nodes.index, result)
+            return encode_scores(candidates, result)
         self.state.expire_tombstones(now)
         try:
             query = self._make_request(pod)
         except RequestError:
-            return encode_scores(candidates, self.state.nodes.index, result)
-        rows, at = candidates.find_known_rows(self.state.nodes.index)
+            return encode_scores(candidates, result)
+        rows, at = candidates.find_known_rows()
         if query is None:
             if self._rank_all_pods:
                 result[at] = self._rank_for_plain_pod(pod, rows)
-            return encode_scores(candidates, self.state.nodes.index, result)
+            return encode_scores(candidates, result)
         with self.state.reservations.charged_against(self.state.nodes, pod.metadata.uid, pod.priority):
             positions = np.flatnonzero(filter_nodes(self.state.nodes, query, rows))
             fitting_rows = rows[positions]
@@ -387,7 +387,7 @@ class Extender:
             )
         ranked = convert_to_protocol(scores, self.state.nodes.name_rank[fitting_rows])
         result[at[positions]] = ranked
-        return encode_scores(candidates, self.state.nodes.index, result)
+        return encode_scores(candidates, result)
 
     def _rank_for_plain_pod(self, pod: Pod, rows: RowArray) -> IntArray:
         """Rank nodes for a pod that asks for no card: int32[m], by the cluster's policy."""
@@ -453,12 +453,12 @@ class Extender:
         return make_learning_request(nodes, query, np.array([] if row is None else [row], dtype=np.intp))
 
     def _refuse_everywhere(self, candidates: Candidates, why: str) -> bytes:
-        everywhere = (why, False, range(len(candidates.rows(self.state.nodes.index))))
-        return encode_refused(candidates, self.state.nodes.index, [everywhere])
+        everywhere = (why, False, range(len(candidates.rows)))
+        return encode_refused(candidates, [everywhere])
 
     def _pass_all(self, candidates: Candidates) -> FilterReply:
-        everywhere = range(len(candidates.rows(self.state.nodes.index)))
-        return FilterReply(encode_passed(candidates, self.state.nodes.index, everywhere))
+        everywhere = range(len(candidates.rows))
+        return FilterReply(encode_passed(candidates, everywhere))
 
     def _order_as_filtered(self, uid: str, candidates: Candidates) -> list[int] | None:
         """Order nodes as filter did a moment ago.
@@ -502,9 +502,7 @@ class Extender:
         called unresolvable, except the one that is reserved for the pod: its error keeps kube-scheduler from
         clearing the pod's nominatedNodeName.
         """
-        codes: CodeArray = np.full(
-            len(candidates.rows(self.state.nodes.index)), FilterReason.UNKNOWN_NODE, dtype=np.int8
-        )
+        codes: CodeArray = np.full(len(candidates.rows), FilterReason.UNKNOWN_NODE, dtype=np.int8)
         known_codes: CodeArray = np.full(len(rows), FilterReason.HELD_BACK, dtype=np.int8)
         known_codes[~held] = explain_rejections(self.state.nodes, query, rows[~held])
         codes[at] = known_codes
@@ -516,7 +514,7 @@ class Extender:
                     make_learning_request(self.state.nodes, query, rows),
                     rows,
                 )
-        kept = candidates.rows(self.state.nodes.index) == self._find_reserved_row(pod)
+        kept = candidates.rows == self._find_reserved_row(pod)
         groups, counts = [], {}
         for code in np.unique(codes).tolist():
             reason = FilterReason.from_code(code)
@@ -526,7 +524,7 @@ class Extender:
                 for curable in (True, False)
             ]
             counts[reason] = int(np.count_nonzero(codes == code))
-        answer = encode_refused(candidates, self.state.nodes.index, groups)
+        answer = encode_refused(candidates, groups)
         evictable: tuple[str, ...] = ()
         # A node that is held back has the cards, and takes the pod soon: nobody need be evicted for it.
         if pod.spec.can_preempt and not held.any():
@@ -562,5 +560,5 @@ class Extender:
         row = self.state.nodes.rows.get(nominated)
         if row is None or row not in fitting_rows:
             return chosen
-        position = int(np.flatnonzero(candidates.rows(self.state.nodes.index) == row)[0])
+        position = int(np.flatnonzero(candidates.rows == row)[0])
         return chosen if position in chosen else [*chosen, position]

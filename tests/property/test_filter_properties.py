@@ -236,7 +236,7 @@ def test_names_are_found_whatever_their_order(known: list[str], others: list[str
         assert cut is None
         return
     assert cut is not None
-    assert NameIndex().rows(nodes.index, cut).tolist() == [nodes.rows.get(name, -1) for name in asked]
+    assert NameIndex(nodes.index).rows(cut).tolist() == [nodes.rows.get(name, -1) for name in asked]
     assert [json.loads(cut.quoted(position)) for position in range(len(asked))] == asked
 
 

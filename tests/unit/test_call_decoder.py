@@ -21,7 +21,7 @@ def call(*names: str) -> bytes:
 
 
 def test_a_list_seen_before_is_not_read_again() -> None:
-    decoder = CallDecoder()
+    decoder = CallDecoder(NodeIndex(64))
     body = call(*(f"node-{number:05d}" for number in range(3000)))
     _, first = decoder.decode(body)
     assert decoder.decode(bytes(body))[1] is first
@@ -32,12 +32,12 @@ def test_a_list_seen_before_is_not_read_again() -> None:
 
 
 def test_lists_of_a_cluster_are_kept_and_longer_ones_are_not() -> None:
-    decoder = CallDecoder()
+    decoder = CallDecoder(NodeIndex(64))
     cluster = call(*(f"ip-10-0-{number:05d}.eu-central-1.compute.internal" for number in range(15_000)))
     _, kept = decoder.decode(cluster)
     for first in "abcd":
         _, candidates = decoder.decode(call(*(f"{first}{number}" for number in range(400_000))))
-        assert len(candidates.rows(NodeIndex(64))) == 400_000
+        assert len(candidates.rows) == 400_000
     assert decoder.decode(cluster)[1] is kept
     assert len(decoder.kept) == 1
 
@@ -48,14 +48,14 @@ def test_what_is_kept_of_any_lists_is_bounded(
     length: int, lists: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "_KEPT_BYTES", 4 * MIB)
-    decoder, nodes = CallDecoder(), NodeIndex(64)
+    decoder = CallDecoder(NodeIndex(64))
     bodies = [call(*(f"{first}{number}" for number in range(length))) for first in range(lists)]
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         for body in bodies:
             _, candidates = decoder.decode(body)
-            encode_refused(candidates, nodes, [("no", False, range(length))])
+            encode_refused(candidates, [("no", False, range(length))])
         del candidates
         kept = tracemalloc.get_traced_memory()[0] - before
     finally:
@@ -66,9 +66,9 @@ def test_what_is_kept_of_any_lists_is_bounded(
 def test_whole_nodes_that_are_not_utf_8_are_refused() -> None:
     item = json.dumps(node_object("n")).encode()
     good = b'{"Pod":%b,"Nodes":{"items":[%b]}}' % (json.dumps(pod_object("p", 8)).encode(), item)
-    CallDecoder().decode(good)
+    CallDecoder(NodeIndex(64)).decode(good)
     bad = good.replace(b'"100Gi"', b'"\xff\xfe"')
     assert bad != good
     with pytest.raises(ProtocolError, match=r"not UTF-8: .*0xff.*; allowed: one JSON object") as caught:
-        CallDecoder().decode(bad)
+        CallDecoder(NodeIndex(64)).decode(bad)
     assert caught.value.status == 400

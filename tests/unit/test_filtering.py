@@ -221,11 +221,11 @@ def test_selectors_that_are_not_used_are_forgotten() -> None:
 def test_names_longer_than_any_known_one() -> None:
     nodes = NodeArrays()
     nodes.add_node("short")
-    index = NameIndex()
+    index = NameIndex(nodes.index)
     for text, expected in ((b'["much-longer-name"]', [-1]), (b'["much-longer-name","short"]', [-1, 0])):
         cut = cut_names(text)
         assert cut is not None
-        assert index.rows(nodes.index, cut).tolist() == expected
+        assert index.rows(cut).tolist() == expected
 
 
 def test_a_name_too_long_for_the_index_is_not_found() -> None:
@@ -234,4 +234,4 @@ def test_a_name_too_long_for_the_index_is_not_found() -> None:
     nodes.add_node("y")
     cut = cut_names(b'["' + b"x" * 300 + b'","y"]')
     assert cut is not None
-    assert NameIndex().rows(nodes.index, cut).tolist() == [-1, 1]
+    assert NameIndex(nodes.index).rows(cut).tolist() == [-1, 1]
