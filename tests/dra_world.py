@@ -156,6 +156,13 @@ class DraWorld(NodeWorld):
         self.kubelet.run(uid)  # type: ignore[attr-defined]
         return uid
 
+    async def prepared(self, name: str, *shares: tuple[int, int], **options: Any) -> str:
+        """Create a claim, as `claim` does, and have it prepared; returns the UID of its pod."""
+        uid = await self.claim(name, *shares, **options)
+        answer = await self.prepare(name)
+        assert not answer[name].error
+        return uid
+
     async def share(self, name: str, pod: str) -> str:
         """Create another bound pod that has a claim; returns its UID."""
         use = {"name": "main", "image": "x", "resources": {"claims": [{"name": "c"}]}}

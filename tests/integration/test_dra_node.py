@@ -117,8 +117,7 @@ async def test_the_status_of_a_claim_says_who_has_it_beside_what_other_drivers_s
 
 async def test_a_pod_that_ends_by_itself_after_its_claim_was_let_go_is_charged_no_more() -> None:
     async with dra_world() as world:
-        uid = await world.claim("a", (1, 3))
-        await world.prepare("a")
+        uid = await world.prepared("a", (1, 3))
         await world.settled([0, 3], {uid})
         await world.unprepare("a")
         world.kubelet.run(uid, runs=False)  # type: ignore[attr-defined]
@@ -143,8 +142,7 @@ async def test_shares_are_those_of_the_containers_that_use_them() -> None:
 
 async def test_a_claim_waits_for_room_and_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async with dra_world(8) as world:
-        await world.claim("big", (0, 6))
-        await world.prepare("big")
+        await world.prepared("big", (0, 6))
         await world.claim("late", (0, 4))
         waiting = asyncio.create_task(world.prepare("late"))
         await asyncio.sleep(0.2)
@@ -158,8 +156,7 @@ async def test_a_claim_waits_for_room_and_takes_it(monkeypatch: pytest.MonkeyPat
 
 async def test_a_claim_that_was_deleted_while_it_waited_takes_no_room() -> None:
     async with dra_world(8) as world:
-        await world.claim("big", (0, 6))
-        await world.prepare("big")
+        await world.prepared("big", (0, 6))
         await world.claim("late", (0, 4))
         waiting = asyncio.create_task(world.prepare("late"))
         await asyncio.sleep(0.2)
@@ -201,8 +198,7 @@ async def test_the_compute_that_a_pods_limits_ask_for_counts_and_is_said_to_what
     limits = {"gpupack.io/gpu-memory-gib": "2", "gpupack.io/gpu-compute-percent": "30"}
     asks = {"name": "main", "image": "x", "resources": {"claims": [{"name": "c"}], "limits": limits}}
     async with dra_world(compute_limit_percent=150) as world:
-        await world.claim("of-limits", (1, 2), pod="pod-b", label=True, containers=[asks], compute=30)
-        await world.prepare("of-limits")
+        await world.prepared("of-limits", (1, 2), pod="pod-b", label=True, containers=[asks], compute=30)
         await until(lambda: published_compute(world) == (150, 0, 30), "the compute in the words")
         given = [f"{card(1)}::{number}" for number in range(2)]
         assert [call.args[1:] for call in granted.call_args_list] == [({card(1): 2048}, 30, given)]
@@ -223,8 +219,7 @@ async def test_what_holds_containers_is_told_the_ids_of_each_request(mocker: Moc
         for name, request in (("one", "r0"), ("two", "r1"))
     ]
     async with dra_world(16) as world:
-        await world.claim("a", (0, 3), (0, 9), containers=users, compute=30)
-        await world.prepare("a")
+        await world.prepared("a", (0, 3), (0, 9), containers=users, compute=30)
         told = {call.args[1][card(0)] // 1024: call.args[3] for call in granted.call_args_list}
         assert told == {
             3: [f"{card(0)}::{number}" for number in range(3)],
@@ -259,8 +254,7 @@ async def test_a_claim_that_is_written_again_while_its_service_is_away_keeps_its
         return name in json.dumps(world.cdi_specs())
 
     async with dra_world(16, **changes) as world:
-        await world.claim("a", (0, 3), compute=30)
-        await world.prepare("a")
+        await world.prepared("a", (0, 3), compute=30)
         assert is_client()
         assert wanted() == {name}, "a former claim had the other one"
         folder.end()
@@ -389,8 +383,7 @@ async def test_a_claim_that_was_let_go_is_prepared_again_for_its_pod(monkeypatch
     """As for the second pod of a shared claim, where the first one ended before the second had started."""
     monkeypatch.setattr(claim_service.ClaimService.__init__, "__kwdefaults__", {"room_wait_s": 0.1})
     async with dra_world(8) as world:
-        await world.claim("a", (0, 5))
-        await world.prepare("a")
+        await world.prepared("a", (0, 5))
         await until(lambda: world.used == [5], "used 5")
         await world.unprepare("a")
         assert not (await world.prepare("a"))["a"].error
@@ -487,8 +480,7 @@ async def test_slices_that_somebody_deletes_or_changes_are_published_again() -> 
 
 async def test_the_fullest_card_stands_first_and_a_cordoned_one_is_tainted() -> None:
     async with dra_world(8, 8) as world:
-        await world.claim("a", (1, 5))
-        await world.prepare("a")
+        await world.prepared("a", (1, 5))
 
         def order() -> list[str]:
             return [one["attributes"]["uuid"]["string"] for one in world.slices()[0]["spec"]["devices"]]
@@ -560,8 +552,7 @@ async def test_who_does_not_own_the_node_writes_neither_slices_nor_its_kind() ->
 
 async def test_a_node_changes_its_kind_drained_only() -> None:
     async with dra_world() as world:
-        await world.claim("a", (0, 5))
-        await world.prepare("a")
+        await world.prepared("a", (0, 5))
         await world.stop_daemon()
         with pytest.raises(KindInUseError, match="1 pods of this node have their cards by claims"):
             await world.spawn_daemon(serve="device-plugin")
@@ -573,8 +564,7 @@ async def test_a_node_changes_its_kind_drained_only() -> None:
 async def test_another_unit_in_use_stops_the_start() -> None:
     """A claim of few large units would count as few small ones. Its containers keep what they have."""
     async with dra_world() as world:
-        uid = await world.claim("a", (0, 5))
-        await world.prepare("a")
+        uid = await world.prepared("a", (0, 5))
         before = world.cdi_specs()
         await world.stop_daemon()
         with pytest.raises(UnitInUseError, match=f"pod {uid} holds gpupack.io/gpu-memory-gib.*drain"):
@@ -586,8 +576,7 @@ async def test_a_pod_of_which_nobody_knows_whether_it_runs_keeps_the_other_kind_
     mocker: MockerFixture,
 ) -> None:
     async with dra_world() as world:
-        uid = await world.claim("a", (0, 5))
-        await world.prepare("a")
+        uid = await world.prepared("a", (0, 5))
         await world.stop_daemon()
         unknown = CgroupProbe(unknown=frozenset({uid}), problem="too many open files")
         mocker.patch.object(KubeletCgroups, "probe", return_value=unknown)
@@ -795,8 +784,7 @@ def _nodes(world: DraWorld) -> list[list[str]]:
 
 async def test_after_a_reboot_a_claim_gives_the_node_that_its_card_has_now(machine: Machine) -> None:
     async with dra_world(source=machine.boot("GPU-a", "GPU-b", "GPU-c"), **NVML) as world:
-        await world.claim("b", (1, 4), uuids=["GPU-a", "GPU-b", "GPU-c"])
-        await world.prepare("b")
+        await world.prepared("b", (1, 4), uuids=["GPU-a", "GPU-b", "GPU-c"])
         assert _nodes(world) == [["/dev/nvidia1", "/dev/nvidiactl"]]
         await world.stop_daemon()
 
@@ -811,8 +799,7 @@ async def test_a_claim_whose_card_is_gone_after_a_reboot_is_refused_and_stays_ch
     machine: Machine,
 ) -> None:
     async with dra_world(source=machine.boot("GPU-a", "GPU-b", "GPU-c"), **NVML) as world:
-        await world.claim("b", (1, 4), uuids=["GPU-a", "GPU-b", "GPU-c"])
-        await world.prepare("b")
+        await world.prepared("b", (1, 4), uuids=["GPU-a", "GPU-b", "GPU-c"])
         await world.stop_daemon()
 
         world.source = machine.boot("GPU-a", "GPU-c")
@@ -838,8 +825,7 @@ def _claim_file(world: DraWorld) -> Path:
 
 async def test_a_claim_that_cannot_be_read_is_not_none() -> None:
     async with dra_world(8, 8) as world:
-        uid = await world.claim("a", (0, 6))
-        await world.prepare("a")
+        uid = await world.prepared("a", (0, 6))
         await world.settled([6, 0], {uid})
         await world.kill_daemon()
         words, specs = world.words(), world.cdi_specs()
@@ -864,8 +850,7 @@ async def test_a_claim_that_cannot_be_read_is_not_none() -> None:
 async def test_claims_that_cannot_be_read_are_prepared_anew_without_asking_for_room() -> None:
     async with dra_world(8, 8) as world:
         for name, gib in (("a", 5), ("b", 3)):
-            await world.claim(name, (0, gib))
-            await world.prepare(name)
+            await world.prepared(name, (0, gib))
         await until(lambda: world.used == [8, 0], "both claims")
         await world.kill_daemon()
         for path in (world.kubelet_dir / "plugins" / DRIVER / "claims").glob("*.json"):
@@ -886,8 +871,7 @@ async def test_claims_that_cannot_be_read_are_prepared_anew_without_asking_for_r
 @pytest.mark.parametrize("wrong", [("", ""), ("::", ":"), ('"uid":"', '"uid":"x')])
 async def test_a_claim_that_cannot_be_read_ends_with_its_pod(wrong: tuple[str, str]) -> None:
     async with dra_world(8, 8) as world:
-        await world.claim("a", (0, 6))
-        await world.prepare("a")
+        await world.prepared("a", (0, 6))
         await world.kill_daemon()
         whole = _claim_file(world).read_text()
         _claim_file(world).write_text(whole.replace(*wrong) if wrong[0] else "")
@@ -976,8 +960,7 @@ async def test_one_cdi_file_that_cannot_be_written_does_not_end_the_daemon(
     monkeypatch.setattr(claim_service, "SHARERS_LOOK_S", 0.05)
     async with dra_world(8, 8) as world:
         for name, card_number in (("a", 0), ("b", 1)):
-            await world.claim(name, (card_number, 6))
-            await world.prepare(name)
+            await world.prepared(name, (card_number, 6))
         specs = world.cdi_specs()
         await world.stop_daemon()
         for path in world.cdi.iterdir():
@@ -1001,8 +984,7 @@ async def test_one_cdi_file_that_cannot_be_written_does_not_end_the_daemon(
 async def test_a_claim_that_waits_for_a_card_that_goes_is_refused(mocker: MockerFixture) -> None:
     """As a MIG instance goes."""
     async with dra_world(8, 8) as world:
-        await world.claim("a", (1, 6))
-        await world.prepare("a")
+        await world.prepared("a", (1, 6))
         await world.claim("b", (1, 6))
         waiting = asyncio.create_task(world.prepare("b"))
         await asyncio.sleep(0.2)
