@@ -272,6 +272,11 @@ class PreemptionWorld:
         await self.settle(seconds)
         return self.api.evicted
 
+    async def reserved(self, seconds: float = REFUSAL_REST_S) -> int:
+        """Let time pass, then one round; returns how many pods have a reservation."""
+        await self.settle(seconds)
+        return len(self.state.reservations)
+
 
 def _lite(pod: dict[str, Any]) -> Pod:
     return msgspec.json.decode(msgspec.json.encode(pod), type=Pod)

@@ -338,8 +338,7 @@ async def test_a_preemptor_that_is_deleted_between_two_evictions_ends_them() -> 
     world.node("n1", (8,), a=(0, 4, 2), b=(0, 4, 1))
     world.wait("needy", 8)
     world.preemptor.evicted.connect(lambda *_: world.delete("needy"))
-    await world.settle()
-    assert len(world.api.evicted) == 1
+    assert len(await world.evicted()) == 1
     assert len(world.state.reservations) == 0
 
 
@@ -348,8 +347,7 @@ async def test_a_pod_that_finds_room_between_two_evictions_ends_them() -> None:
     world.node("n1", (8,), a=(0, 4, 2), b=(0, 4, 1))
     needy = world.wait("needy", 8)
     world.preemptor.evicted.connect(lambda *_: world.node("n2", (8,)) or world.filter(needy))
-    await world.settle()
-    assert len(world.api.evicted) == 1
+    assert len(await world.evicted()) == 1
     assert len(world.state.reservations) == 0
 
 
@@ -370,8 +368,7 @@ async def test_only_the_leader_preempts() -> None:
         leadership.is_leader = False
 
     world.preemptor.evicted.connect(lose)
-    await world.settle()
-    assert len(world.api.evicted) == 1
+    assert len(await world.evicted()) == 1
 
 
 async def test_without_a_view_of_pods_or_budgets_nobody_is_evicted(world: PreemptionWorld) -> None:

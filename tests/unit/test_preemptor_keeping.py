@@ -45,14 +45,11 @@ async def test_a_pod_that_does_not_take_its_card_loses_it(world: PreemptionWorld
     world.preemptor.failed.connect(lambda pod, why: failed.append(pod.name))
     needy = world.wait("needy", 8)
     await world.settle()
-    await world.settle(20)
-    assert len(world.state.reservations) == 1, "its victim is there still"
+    assert await world.reserved(20) == 1, "its victim is there still"
     world.vanish("b")
     await world.settle(0)
-    await world.settle(RESERVED_AFTER_EVICTION_S - 1)
-    assert len(world.state.reservations) == 1
-    await world.settle(1)
-    assert len(world.state.reservations) == 0
+    assert await world.reserved(RESERVED_AFTER_EVICTION_S - 1) == 1
+    assert await world.reserved(1) == 0
     assert failed == ["needy"]
     assert world.api.nominated[-1] == ("needy", "")
     other = world.create("other", 4, spec={"priority": 1})
@@ -78,10 +75,8 @@ async def test_a_victim_that_does_not_leave_is_not_waited_for_for_ever(
     longest_s = OVERDUE_AFTER_S if stays == "not seen" else world.api.grace_s + OVERDUE_AFTER_S
     await world.settle(longest_s - 1)
     await world.settle(RESERVED_AFTER_EVICTION_S - 1)
-    await world.settle(2)
-    assert len(world.state.reservations) == 1
-    await world.settle(RESERVED_AFTER_EVICTION_S)
-    assert len(world.state.reservations) == 0
+    assert await world.reserved(2) == 1
+    assert await world.reserved(RESERVED_AFTER_EVICTION_S) == 0
 
 
 async def test_a_nomination_that_kube_scheduler_clears_is_written_again_now_and_then(
@@ -101,8 +96,7 @@ async def test_a_nomination_that_kube_scheduler_clears_is_written_again_now_and_
     needy["metadata"]["resourceVersion"] = "80"
     world.see(needy)
     world.api.faults["/needy/status"] = [Unreachable("away")]
-    await world.settle(REANNOUNCE_AFTER_S)
-    assert len(world.state.reservations) == 1
+    assert await world.reserved(REANNOUNCE_AFTER_S) == 1
 
 
 async def test_what_was_kept_is_found_again_after_a_restart(world: PreemptionWorld) -> None:
@@ -118,8 +112,7 @@ async def test_what_was_kept_is_found_again_after_a_restart(world: PreemptionWor
     assert world.filter(other) == []
     assert world.filter(needy) == ["n1"]
     await world.settle(0)
-    await world.settle(RESERVED_AFTER_EVICTION_S)
-    assert len(world.state.reservations) == 0
+    assert await world.reserved(RESERVED_AFTER_EVICTION_S) == 0
     assert world.api.nominated == [("needy", "n1")], "somebody else's is not taken back"
 
 
@@ -146,8 +139,7 @@ async def test_there_is_a_bound_on_pods_that_cards_are_kept_for() -> None:
         world.node(f"n{number:02}", (8,), **{f"v{number:02}": (0, 4, 1)})
     for number in range(MAX_NOMINATIONS + 2):
         world.wait(f"p{number:02}", 8)
-    await world.settle()
-    assert len(world.api.evicted) == MAX_NOMINATIONS
+    assert len(await world.evicted()) == MAX_NOMINATIONS
     world.delete("p00")
     await world.settle(0)
     # The card that was being freed for the one that is gone goes to another one.
@@ -182,12 +174,9 @@ async def test_there_is_a_bound_on_evictions_in_a_time() -> None:
         )
     world.wait("first", EVICTION_BURST + 10)
     world.wait("second", EVICTION_BURST + 10)
-    await world.settle()
-    assert len(world.api.evicted) == EVICTION_BURST + more
-    await world.settle(more * EVICTION_INTERVAL_S)
-    assert len(world.api.evicted) == EVICTION_BURST + more
-    await world.settle(EVICTION_INTERVAL_S)
-    assert len(world.api.evicted) == 2 * (EVICTION_BURST + more)
+    assert len(await world.evicted()) == EVICTION_BURST + more
+    assert len(await world.evicted(more * EVICTION_INTERVAL_S)) == EVICTION_BURST + more
+    assert len(await world.evicted(EVICTION_INTERVAL_S)) == 2 * (EVICTION_BURST + more)
 
 
 async def test_a_fault_of_ours_does_not_end_the_work(world: PreemptionWorld) -> None:
@@ -312,8 +301,7 @@ async def test_an_eviction_that_is_seen_late_is_waited_for_after_all(world: Pree
     await world.settle(RESERVED_AFTER_EVICTION_S - 1)
     victim["metadata"] |= {"deletionTimestamp": "2027-01-15T07:00:00Z", "resourceVersion": "99"}
     world.see(victim)
-    await world.settle(RESERVED_AFTER_EVICTION_S - 1)
-    assert len(world.state.reservations) == 1
+    assert await world.reserved(RESERVED_AFTER_EVICTION_S - 1) == 1
 
 
 @pytest.mark.parametrize("why", ["Binding under way", "being deleted"])
@@ -324,8 +312,7 @@ async def test_a_nominated_pod_that_waits_no_more_gets_nothing_kept(why: str) ->
     world.create("needy", 4, status={"nominatedNodeName": "n1"}, deleted=deleted)
     if deleted is None:
         world.committer.assume("default", "needy", "uid-needy", "n1", world.now)
-    await world.settle()
-    assert len(world.state.reservations) == 0
+    assert await world.reserved() == 0
 
 
 async def test_nobody_is_evicted_for_a_pod_that_the_node_policy_holds_back(
@@ -350,8 +337,7 @@ async def test_a_nominated_pod_that_asks_for_what_cannot_be_given_gets_nothing_k
     world: PreemptionWorld, annotations: dict[str, str]
 ) -> None:
     world.create("odd", 4, status={"nominatedNodeName": "n1"}, annotations=annotations)
-    await world.settle()
-    assert len(world.state.reservations) == 0
+    assert await world.reserved() == 0
 
 
 async def test_an_answer_that_is_no_pod_changes_nothing(world: PreemptionWorld) -> None:
@@ -381,8 +367,7 @@ async def test_what_is_kept_for_a_pod_that_is_being_deleted_is_given_up(world: P
     await world.settle()
     needy["metadata"] |= {"deletionTimestamp": "2027-01-15T08:10:00Z", "resourceVersion": "99"}
     world.see(needy)
-    await world.settle(0)
-    assert len(world.state.reservations) == 0
+    assert await world.reserved(0) == 0
 
 
 async def test_looking_for_victims_takes_a_part_of_the_time_and_the_most_important_pod_is_first() -> None:

@@ -53,8 +53,7 @@ async def test_what_is_kept_for_a_pod_that_is_requeued_is_for_others(world: Pree
     other = world.create("other", 8, spec={"priority": 1})
     assert world.filter(other, ["n1"]) == []
     requeue(world, needy)
-    await world.settle(0.5)
-    assert len(world.state.reservations) == 0
+    assert await world.reserved(0.5) == 0
     assert world.api.nominated == [("needy", "n1"), ("needy", "")]
     assert world.filter(other, ["n1"]) == ["n1"]
     await world.settle(RESERVED_AFTER_EVICTION_S)
@@ -69,6 +68,5 @@ async def test_nothing_is_kept_for_a_requeued_pod_that_kube_scheduler_nominated(
     needy["status"] = {"phase": "Pending", "nominatedNodeName": "n1"}
     requeue(world, needy)
     for _ in range(3):
-        await world.settle(FOREIGN_NOMINATION_S / 4)
-        assert len(world.state.reservations) == 0
+        assert await world.reserved(FOREIGN_NOMINATION_S / 4) == 0
     assert world.api.nominated == []
