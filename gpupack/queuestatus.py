@@ -11,7 +11,7 @@ from gpupack.inventory.fetching import connect
 from gpupack.terminal import cell_width, short_age
 from kubeapi.errors import UNREADABLE, NotFound, ServerError, describe_unreachable, make_printable
 from kubeapi.paths import make_service_path
-from kubeapi.urls import find_proxy
+from kubeapi.urls import check_url, find_proxy
 from scheduler_plugin.queue.controller.status import QueueReport, WaitExplanation
 
 STATUS_PATH: Final = "/status"
@@ -69,23 +69,20 @@ async def fetch_from(url: str) -> bytes:
 
     Raises:
         NoQueueError: nobody takes connections there.
-        InputError: a URL that is none, no answer within `TIMEOUT_S` seconds, or an answer that is no success.
-        ConfigError: the environment names something as proxy that is none.
+        InputError: no answer within `TIMEOUT_S` seconds, or an answer that is no success.
+        ConfigError: a URL that is none, of the queue or in the environment as that of a proxy.
     """
     import aiohttp  # noqa: PLC0415 - the way through the API server does without it
 
     base = url.rstrip("/").removesuffix(STATUS_PATH)
-    if not base.startswith(("http://", "https://")):
-        raise InputError(f"URL {url!r}; allowed: http://HOST:PORT or https://HOST:PORT of a queue")
+    check_url("--url", url)
+    proxy = find_proxy(base, os.environ)
     try:
-        proxy = find_proxy(base, os.environ)
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), proxy=proxy) as session,
             session.get(f"{base}{STATUS_PATH}") as response,
         ):
             body = await response.read()
-    except ValueError as error:
-        raise InputError(f"URL {url!r}; allowed: http://HOST:PORT or https://HOST:PORT of a queue") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         kind = NoQueueError if isinstance(error, aiohttp.ClientConnectorError) else InputError
         raise kind(f"no queue answers at {base}: {describe_unreachable(error)}") from error

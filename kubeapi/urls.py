@@ -1,7 +1,7 @@
 """URLs of servers, and the proxy on the way to each: the rules of Go's `httpproxy`, which kubectl follows."""
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from yarl import URL
@@ -23,9 +23,15 @@ def check_url(name: str, value: object) -> None:
     Raises:
         ConfigError: the value is not a URL that can be asked; the message begins with `name`.
     """
+    for fault in find_url_faults(name, value):
+        raise ConfigError(fault)
+
+
+def find_url_faults(name: str, value: object) -> Iterator[str]:
+    """Say what is wrong with the URL of a server, the value of `name`."""
     if not _is_url(value):
         shown = "missing" if value is None else repr(value)
-        raise ConfigError(f"{name} {shown}; allowed: {ALLOWED_URLS}")
+        yield f"{name} {shown}; allowed: {ALLOWED_URLS}"
 
 
 def is_host(value: object) -> bool:

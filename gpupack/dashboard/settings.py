@@ -15,6 +15,7 @@ from kubeapi.process_options import (
     log_format_option,
     log_level_option,
 )
+from kubeapi.urls import find_url_faults
 
 ANY_HOST = "*"
 
@@ -76,8 +77,8 @@ class Settings:
                 if name is not None and not is_label(name)
             ),
         ]
-        if self.queue_url is not None and not self.queue_url.startswith(("http://", "https://")):
-            faults.append(f"--queue-url {self.queue_url!r}; allowed: http://HOST:PORT")
+        if self.queue_url is not None:
+            faults += find_url_faults("--queue-url", self.queue_url)
         faults += self._find_teams_faults()
         if faults:
             raise InputError("\n".join(faults))

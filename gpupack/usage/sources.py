@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 import aiohttp
 import msgspec
 
-from allocator.errors import shown
 from gpupack.errors import InputError
 from gpupack.usage.prometheus import Prometheus, compute_step_s
 from gpupack.usage.report import UsageKey, UsageReport, build_report
 from kubeapi.errors import UNREADABLE, describe_unreachable, make_printable, shorten, shorten_body
-from kubeapi.urls import find_proxy
+from kubeapi.urls import check_url, find_proxy
 
 
 async def report_from_prometheus(
@@ -21,9 +20,10 @@ async def report_from_prometheus(
 
     Raises:
         InputError: it does not answer, knows nothing of gpupack, or answers something else.
+        ConfigError: a URL that is none, also of a proxy in the environment.
     """
-    proxy = _find_proxy("--prometheus", url)
-    async with aiohttp.ClientSession(proxy=proxy) as session:
+    check_url("--prometheus", url)
+    async with aiohttp.ClientSession(proxy=find_proxy(url, os.environ)) as session:
         prometheus = Prometheus(session, url, token)
         periods = [
             period
@@ -41,8 +41,10 @@ async def report_from_dashboard(url: str, by: UsageKey, since: float, until: flo
 
     Raises:
         InputError: none runs there, or it has no report; with its own sentence then.
+        ConfigError: as `report_from_prometheus`.
     """
-    proxy = _find_proxy("--dashboard", url)
+    check_url("--dashboard", url)
+    proxy = find_proxy(url, os.environ)
     params = {"by": str(by), "since": _write_report(since), "until": _write_report(until)}
     try:
         async with (
@@ -79,13 +81,3 @@ def _read_error(body: bytes) -> str:
 
 def _write_report(moment_s: float) -> str:
     return datetime.fromtimestamp(moment_s, UTC).isoformat()
-
-
-def _find_proxy(option: str, url: str) -> str | None:
-    """Find the proxy on the way to a URL; None for a direct connection."""
-    if not url.startswith(("http://", "https://")):
-        raise InputError(f"{option} {shown(url)}; allowed: http://HOST:PORT")
-    try:
-        return find_proxy(url, os.environ)
-    except ValueError as error:
-        raise InputError(f"{option} {shown(url)}: {error}") from error

@@ -285,8 +285,9 @@ async def test_a_token_that_no_header_can_carry_is_refused(prometheus, tmp_path,
 async def test_other_mistakes():
     for arguments, said in (
         (("--prometheus", "http://127.0.0.1:1"), "http://127.0.0.1:1 does not answer"),
-        (("--prometheus", "localhost:9090"), "allowed: http://HOST:PORT"),
-        (("--prometheus", "http://h:99999"), '--prometheus "http://h:99999": '),
+        (("--prometheus", "localhost:9090"), "allowed: http://HOST[:PORT]"),
+        (("--prometheus", "http://h:99999"), "--prometheus 'http://h:99999'; allowed: http://HOST[:PORT]"),
+        (("--dashboard", "http://a b"), "--dashboard 'http://a b'; allowed: http://HOST[:PORT]"),
         (("--dashboard", "http://127.0.0.1:1"), "no dashboard answers at http://127.0.0.1:1"),
         (("--dashboard", "x", "--prometheus", "y"), "are two sources: give one of them"),
         (("--token-file", "x"), "--token-file is for --prometheus"),

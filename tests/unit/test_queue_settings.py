@@ -30,11 +30,12 @@ def test_every_fault_is_told_at_once() -> None:
         stale_s=1,
         log_level="loud",
         log_format="xml",
+        committer="127.0.0.1:8910",
     )
     with pytest.raises(SettingsError) as caught:
         settings.check()
     told = str(caught.value)
-    assert len(told.splitlines()) == 11
+    assert len(told.splitlines()) == 12
     for value in (
         "/nowhere",
         "'8911'",
@@ -47,6 +48,7 @@ def test_every_fault_is_told_at_once() -> None:
         "1 s",
         "'loud'",
         "'xml'",
+        "--committer '127.0.0.1:8910'; allowed: http://HOST",
     ):
         assert value in told, value
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import msgspec
 import pytest
@@ -356,9 +357,9 @@ def test_a_queue_is_asked_at_its_own_address(monkeypatch: pytest.MonkeyPatch) ->
         asyncio.run(ask("/elsewhere"))
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:8914", "http://[", "https://"])
+@pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:8914", "http://[", "https://", "http://a b"])
 def test_an_address_that_is_none(url: str) -> None:
-    with pytest.raises(InputError, match="allowed: http://HOST:PORT or https://HOST:PORT of a queue"):
+    with pytest.raises(ConfigError, match=re.escape(f"--url {url!r}; allowed: http://HOST[:PORT] and")):
         asyncio.run(fetch_from(url))
 
 

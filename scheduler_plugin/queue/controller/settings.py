@@ -129,12 +129,14 @@ class QueueSettings(ElectionOptions):
         yield from list_follower_faults(self.follow_lease, "write timeout", self.write_timeout_s)
 
     def check(self) -> None:
+        from kubeapi.urls import find_url_faults
         from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
         faults = [
             *list_election_faults(self, "write timeout", self.write_timeout_s),
             *self._list_follower_faults(),
             *find_address_faults("--http", self.http),
+            *(find_url_faults("--committer", self.committer) if self.committer is not None else ()),
             *list_kubeconfig_faults(self.kubeconfig),
             *find_faults(self),
         ]
