@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from allocator.errors import shown
 from allocator.quantity import format_memory
 from allocator.request import PodRequest
 from allocator.texts import count_of
@@ -289,7 +290,7 @@ def _find_cards(cluster: Cluster, what: str) -> frozenset[Card]:
     problem = f"the beginning of {len(found)} UUIDs" if found else "no node and no card"
     there = dict.fromkeys(number for name, number, _ in names.values() if what.startswith(f"{name}/"))
     allowed = ", ".join(there) or "a node, NODE/NUMBER, or a card's UUID or its beginning"
-    raise InputError(f"{what} is {problem}; allowed: {allowed}")
+    raise InputError(f"{shown(what)} is {problem}; allowed: {allowed}")
 
 
 def _list_pods_on_cards(
