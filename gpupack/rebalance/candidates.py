@@ -16,12 +16,8 @@ from gpupack.rebalance.goals import StartGoal, count_on_distinct_cards
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.rebalance.plan_state import PlanState
 from gpupack.whatif.cluster import Cluster
-from scheduler_plugin.scheduling.request import (
-    SchedulingRequest,
-    compute_units_by_card,
-    get_usable_units,
-    with_compute,
-)
+from scheduler_plugin.scheduling.filtering import get_usable_units
+from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card, with_compute
 
 _MOST_TOGETHER: Final = 4
 """Pods that leave one node at most, where pods that ask for several cards are to start."""

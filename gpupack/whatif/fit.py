@@ -39,7 +39,7 @@ from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
 from scheduler_plugin.scheduling.card_costs import CardCosts, get_array_costs
-from scheduler_plugin.scheduling.filtering import compute_free_on_one_model, filter_nodes
+from scheduler_plugin.scheduling.filtering import compute_free_on_one_model, filter_nodes, get_usable_units
 from scheduler_plugin.scheduling.fit_counts import count_most_on_empty, count_most_pods
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 from scheduler_plugin.scheduling.reasons import format_demands
@@ -47,7 +47,6 @@ from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
     compute_largest_percent,
     find_card_sizes,
-    get_usable_units,
     split_rows,
     with_compute,
 )

@@ -13,7 +13,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements, get_sum_column
 from scheduler_plugin.cache.arrays import LongArray, RowArray
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
-from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
+from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes, get_usable_units
 from scheduler_plugin.scheduling.node_fit import (
     CORDONED,
     CPU,
@@ -30,7 +30,7 @@ from scheduler_plugin.scheduling.node_fit import (
     Shortage,
 )
 from scheduler_plugin.scheduling.reasons import FilterReason, format_amount, format_demands, format_rules
-from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card, get_usable_units
+from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
 _FILTER_REASONS: Final = {reason.json_name: reason for reason in FilterReason}
 _BY_CODE: Final = {int(reason): Rejection(name) for name, reason in _FILTER_REASONS.items()}

@@ -18,13 +18,9 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
+from scheduler_plugin.scheduling.filtering import get_usable_units
 from scheduler_plugin.scheduling.reasons import FilterReason, format_amount, format_demands, format_event_text
-from scheduler_plugin.scheduling.request import (
-    SchedulingRequest,
-    compute_units_by_card,
-    get_usable_units,
-    with_compute,
-)
+from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card, with_compute
 
 REPEAT_AFTER_S: Final = 1800.0
 """A lasting reason is reported again after so long: Kubernetes keeps an Event for an hour, by default."""

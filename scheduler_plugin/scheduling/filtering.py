@@ -22,7 +22,6 @@ from scheduler_plugin.scheduling.reasons import FilterReason
 from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
     compute_units_by_card,
-    get_usable_units,
     split_rows,
     with_compute,
     without_compute,
@@ -65,6 +64,12 @@ def _filter_even_rows(
         if left.size:
             fits[left] = _fit_together(nodes, query, rows[left])
     return fits
+
+
+def get_usable_units(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -> LongArray:
+    """Return the free units of the cards that the pod may use: int64[m, K]; 0 for other cards."""
+    free: LongArray = nodes.free[rows].astype(np.int64)
+    return free if ask.admits is None else np.where(ask.admits[rows], free, 0)
 
 
 def compute_free_on_one_model(nodes: NodeArrays, rows: RowArray, free: LongArray, cards: int) -> LongArray:

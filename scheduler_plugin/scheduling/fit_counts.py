@@ -10,8 +10,8 @@ from allocator.request import Demand
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
-from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card, get_usable_units
+from scheduler_plugin.scheduling.filtering import filter_nodes, get_usable_units
+from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
 MOST_SEARCHED: Final = 256
 """Cards, and demands, up to which all ways are tried; of more only the sums are compared."""

@@ -61,12 +61,6 @@ def with_units_for(query: SchedulingRequest, size: int) -> SchedulingRequest:
     return replace(query, policy_request=replace(query.policy_request, demands=demands))
 
 
-def get_usable_units(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -> LongArray:
-    """Return the free units of the cards that the pod may use: int64[m, K]; 0 for other cards."""
-    free: LongArray = nodes.free[rows].astype(np.int64)
-    return free if ask.admits is None else np.where(ask.admits[rows], free, 0)
-
-
 def with_compute(nodes: NodeArrays, query: SchedulingRequest) -> SchedulingRequest:
     """Return the request with only those cards admitted that have the compute for one of its demands now.
 

@@ -20,14 +20,10 @@ from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs
 from scheduler_plugin.queue.config.quota import Cohort
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.scheduling.available import explain_widened, widen_patterns
-from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
+from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes, get_usable_units
 from scheduler_plugin.scheduling.fit_counts import can_ever_hold_all
 from scheduler_plugin.scheduling.reasons import FilterReason, format_demands, format_event_text, format_rules
-from scheduler_plugin.scheduling.request import (
-    SchedulingRequest,
-    compute_largest_percent,
-    get_usable_units,
-)
+from scheduler_plugin.scheduling.request import SchedulingRequest, compute_largest_percent
 
 STAGE_NAMED: Final = 3
 """Pods of a first stage that a message names."""
