@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from deviceplugin.errors import GpuError
-from deviceplugin.gpus.api.mps import CardGenerations, MpsControl
-from deviceplugin.gpus.api.provable import Provable
-from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.api.vendor import Vendor
 
 if TYPE_CHECKING:
-    # The command line makes options of what is here: it is not to load msgspec for that.
+    # The command line makes options of what is here, and top reads vendors' names: they load nothing else.
     from deviceplugin.gpus.api.check_finding import CheckFinding
+    from deviceplugin.gpus.api.mps import CardGenerations, MpsControl
+    from deviceplugin.gpus.api.provable import Provable
+    from deviceplugin.gpus.api.source import GpuSource
 
 RunProgram = Callable[[list[str]], str | None]
 """Runs a program and returns what it prints; None where it cannot, or fails."""
@@ -65,7 +65,7 @@ class GpuProvider:
     without_administrator: ClassVar[str] = ""
     mps_program: ClassVar[str] = ""
 
-    def make_source(self, options: SourceOptions) -> GpuSource:
+    def make_source(self, options: SourceOptions) -> "GpuSource":
         """Make the source of cards.
 
         Raises:
@@ -73,7 +73,7 @@ class GpuProvider:
         """
         raise NotImplementedError
 
-    def make_provable(self, source: GpuSource) -> Provable:
+    def make_provable(self, source: "GpuSource") -> "Provable":
         """Make what `--check --prove` asks about the source's cards.
 
         Raises:
@@ -82,7 +82,7 @@ class GpuProvider:
         del source
         raise GpuError(f"--prove: nothing is known to try on cards of --gpus {self.name}")
 
-    def list_calls(self, source: GpuSource) -> Mapping[str, bool]:
+    def list_calls(self, source: "GpuSource") -> Mapping[str, bool]:
         """Tell which optional calls of its driver an open source has."""
         del source
         return {}
@@ -97,7 +97,7 @@ class GpuProvider:
         del share_mib, total_mib
         return {}
 
-    def make_mps_control(self, root: Path) -> MpsControl | None:
+    def make_mps_control(self, root: Path) -> "MpsControl | None":
         """Make what the daemon asks with `--sharing mps`; None if the vendor has no such service.
 
         Args:
@@ -106,6 +106,6 @@ class GpuProvider:
         del root
         return None
 
-    def make_generations(self) -> CardGenerations | None:
+    def make_generations(self) -> "CardGenerations | None":
         """Make what `gpupack mps` asks about the cards' generation; None if the vendor has no MPS."""
         return None

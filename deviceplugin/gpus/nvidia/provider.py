@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from deviceplugin.gpus.api.mps import CardGenerations, MpsControl
-from deviceplugin.gpus.api.provable import Provable
 from deviceplugin.gpus.api.provider import GpuProvider, RunProgram, SourceOptions
-from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia.mps.options import PROGRAM
 from deviceplugin.gpus.nvidia.vendor import NVIDIA
 
 if TYPE_CHECKING:
     from deviceplugin.gpus.api.check_finding import CheckFinding
+    from deviceplugin.gpus.api.mps import CardGenerations, MpsControl
+    from deviceplugin.gpus.api.provable import Provable
+    from deviceplugin.gpus.api.source import GpuSource
 
 HOOK: Final = "apply-cuda-memory-limits"
 
@@ -33,7 +33,7 @@ class NvmlProvider(GpuProvider):
     without_administrator = "NVIDIA's driver takes no limits, and shows no MIG instances made later"
     mps_program = PROGRAM
 
-    def make_source(self, options: SourceOptions) -> GpuSource:
+    def make_source(self, options: SourceOptions) -> "GpuSource":
         from deviceplugin.gpus.nvidia.source import NvmlGpus  # noqa: PLC0415
 
         return NvmlGpus(
@@ -43,14 +43,14 @@ class NvmlProvider(GpuProvider):
             sees_processes=options.sees_processes,
         )
 
-    def make_provable(self, source: GpuSource) -> Provable:
+    def make_provable(self, source: "GpuSource") -> "Provable":
         from deviceplugin.gpus.nvidia.proving import NvmlProvable  # noqa: PLC0415
         from deviceplugin.gpus.nvidia.source import NvmlGpus  # noqa: PLC0415
 
         assert isinstance(source, NvmlGpus)  # noqa: S101 - made above
         return NvmlProvable(source)
 
-    def list_calls(self, source: GpuSource) -> Mapping[str, bool]:
+    def list_calls(self, source: "GpuSource") -> Mapping[str, bool]:
         calls: Mapping[str, bool] = getattr(source, "calls", dict)()
         return calls
 
@@ -91,12 +91,12 @@ class NvmlProvider(GpuProvider):
             "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         }
 
-    def make_mps_control(self, root: Path) -> MpsControl | None:
+    def make_mps_control(self, root: Path) -> "MpsControl | None":
         from deviceplugin.gpus.nvidia.mps.service import MpsService  # noqa: PLC0415
 
         return MpsService(root)
 
-    def make_generations(self) -> CardGenerations | None:
+    def make_generations(self) -> "CardGenerations | None":
         from deviceplugin.gpus.nvidia.generations import NvmlGenerations  # noqa: PLC0415
 
         return NvmlGenerations()
