@@ -51,21 +51,21 @@ def shape_of(machine: MachineType) -> Any:
 class World(AutoscaledCluster):
     """Everything together, on an empty cluster; what Karpenter knows of cards is what we print for it."""
 
-    def __init__(
-        self, cluster: Cluster, folder: Path, types: Sequence[MachineType], *, tainted: bool
-    ) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, types: Sequence[MachineType]) -> None:
         super().__init__(cluster, TYPE)
         *ports, port = free_ports(3)
         config, logs = cluster.control.admin_config, folder
-        self.karpenter = Karpenter(cluster.api, config, types, logs, ports)
-        make_pool(self.api, types, tainted=tainted)
-        shapes = [shape_of(each) for each in types]
-        for overlay in read_yaml_documents(write_shapes(shapes, 1024, "karpenter")):
-            self.api.post(NODE_OVERLAYS, overlay)
+        self._shapes = [shape_of(each) for each in types]
         file = folder / "shapes.yaml"
-        file.write_text(write_shapes(shapes, 1024, "file"))
+        file.write_text(write_shapes(self._shapes, 1024, "file"))
         arguments = ("--autoscaler", "karpenter", "--grace-s", "1", "--namespace", "default")
         self.ours = Autoscale(config, logs, port, *arguments, "--shapes", str(file))
+        self.karpenter = Karpenter(cluster.api, config, types, logs, ports)
+
+    def create_pool(self) -> None:
+        make_pool(self.api, self.karpenter.types)
+        for overlay in read_yaml_documents(write_shapes(self._shapes, 1024, "karpenter")):
+            self.api.post(NODE_OVERLAYS, overlay)
 
     def stop(self) -> None:
         self.ours.kill()
@@ -115,8 +115,9 @@ def cluster(make_cluster: Any) -> Cluster:
 def make_world(cluster: Cluster, tmp_path: Path) -> Iterator[Any]:
     worlds: list[World] = []
 
-    def make(*types: MachineType, tainted: bool = True) -> World:
-        worlds.append(World(cluster, tmp_path, types or [MachineType("two")], tainted=tainted))
+    def make(*types: MachineType) -> World:
+        worlds.append(World(cluster, tmp_path, types or [MachineType("two")]))
+        worlds[-1].create_pool()
         return worlds[-1]
 
     yield make

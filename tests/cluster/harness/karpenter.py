@@ -6,7 +6,7 @@ What a kubelet and the node daemon would write is written here: Ready at once, c
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,17 +57,15 @@ def install(api: Api) -> None:
     define_kinds(api, [read_yaml(crd.read_text()) for crd in sorted(KARPENTER.folder.glob("*.yaml"))])
 
 
-def make_pool(api: Api, types: Sequence[MachineType], *, tainted: bool = True) -> None:
+def make_pool(api: Api, types: Iterable[str]) -> None:
     """Make one NodePool of some machine types; empty nodes of it are given back after five seconds."""
     api.post(NODE_CLASSES, {"apiVersion": "karpenter.kwok.sh/v1alpha1", "kind": "KWOKNodeClass"} | meta("c"))
-    names = [each.name for each in types]
-    template: dict[str, Any] = {
+    template = {
         "nodeClassRef": {"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "c"},
-        "requirements": [{"key": TYPE, "operator": "In", "values": names}],
+        "requirements": [{"key": TYPE, "operator": "In", "values": [*types]}],
         "expireAfter": "Never",
+        "startupTaints": [{"key": STARTUP_TAINT, "effect": "NoSchedule"}],
     }
-    if tainted:
-        template["startupTaints"] = [{"key": STARTUP_TAINT, "effect": "NoSchedule"}]
     disruption = {"consolidationPolicy": "WhenEmptyOrUnderutilized", "consolidateAfter": "5s"}
     spec = {"template": {"spec": template}, "disruption": disruption}
     api.post(NODE_POOLS, {"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "spec": spec} | meta("gpu"))
@@ -127,7 +125,7 @@ class Karpenter(Program):
             try:
                 for node in self.nodes():
                     self._grow(node, node["metadata"]["name"])
-            except ApiError:
+            except (ApiError, OSError):
                 continue
 
     def _grow(self, node: Any, name: str) -> None:
