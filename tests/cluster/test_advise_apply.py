@@ -75,7 +75,7 @@ def kubeconfig(cluster: Cluster) -> Path:
 
 def advise(kubeconfig: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = ("advise", "--for", "12", "--apply", *arguments, "--timeout", "120")
-    return run_gpupack(kubeconfig, *command, timeout_s=240)
+    return run_gpupack(kubeconfig, *command)
 
 
 def cordoned(cluster: Cluster) -> str:
@@ -116,7 +116,7 @@ def test_the_pod_moves_and_the_one_that_waited_starts(cluster: Cluster, kubeconf
     done = advise(kubeconfig)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 move was made." in done.stdout
-    cluster.wait_running("waits", timeout_s=60)
+    cluster.wait_running("waits")
     # A move is made when the successor has a node.
     for app in ("first", "second"):
         until(lambda app=app: running(cluster, app), f"{app} runs")

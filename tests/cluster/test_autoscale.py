@@ -78,7 +78,7 @@ def test_a_placeholder_comes_with_the_condition_and_goes_with_its_pod(
         ]
         return found[0] if len(found) == 1 else None
 
-    made = until(asks, "a placeholder with its condition", 60)
+    made = until(asks, "a placeholder with its condition")
     assert made["status"]["conditions"][0]["reason"] == "Unschedulable"
     assert made["metadata"]["annotations"][PLACEHOLDER_FOR] == "default/waits"
     assert made["spec"]["schedulerName"] == "gpupack-placeholder"
@@ -86,7 +86,7 @@ def test_a_placeholder_comes_with_the_condition_and_goes_with_its_pod(
     status = json.loads(autoscale.http("/status"))
     assert (status["trouble"], status["autoscaler"]) == ("", "cluster-autoscaler")
     cluster.delete("waits")
-    until(lambda: not placeholders(cluster), "the placeholder gone", 60)
+    until(lambda: not placeholders(cluster), "the placeholder gone")
 
 
 def asking(cluster: Cluster, *, but: str = "") -> Any:
@@ -102,17 +102,17 @@ def test_placeholders_survive_what_happens_to_them_and_nothing_is_doubled(
     """Deleted by hand; the leader killed; quota full in its namespace."""
     cluster.api.post(PODS, w.pod("waits", w.container(gib=40)))
     refuse(cluster.api, "waits")
-    made = until(lambda: asking(cluster), "a placeholder", 60)
+    made = until(lambda: asking(cluster), "a placeholder")
 
     name, uid = made["metadata"]["name"], made["metadata"]["uid"]
     cluster.api.delete(f"{PLACEHOLDERS}/{name}", grace_s=0)
-    again = until(lambda: asking(cluster, but=uid), "it is back", 60)
+    again = until(lambda: asking(cluster, but=uid), "it is back")
     assert again["metadata"]["name"] == name
 
     autoscale.kill()
     autoscale.start(ready=False)
     # The Lease of the killed one has to run out first.
-    autoscale.wait_ready(90)
+    autoscale.wait_ready()
     holds_for(lambda: asking(cluster)["metadata"]["uid"] == again["metadata"]["uid"], "it stays", 7)
 
     quotas = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
@@ -121,11 +121,11 @@ def test_placeholders_survive_what_happens_to_them_and_nothing_is_doubled(
     cluster.api.merge(f"{quotas}/full/status", {"status": {"hard": {"pods": "0"}, "used": {"pods": "0"}}})
     until(lambda: is_full(cluster), "the quota in force")
     cluster.api.delete(f"{PLACEHOLDERS}/{name}", grace_s=0)
-    until(lambda: "exceeded quota" in json.loads(autoscale.http("/status"))["trouble"], "it is told", 60)
+    until(lambda: "exceeded quota" in json.loads(autoscale.http("/status"))["trouble"], "it is told")
     cluster.api.delete(f"{quotas}/full")
-    until(lambda: asking(cluster), "it is back", 60)
+    until(lambda: asking(cluster), "it is back")
     cluster.delete("waits")
-    until(lambda: not placeholders(cluster), "the placeholder gone", 60)
+    until(lambda: not placeholders(cluster), "the placeholder gone")
 
 
 def is_full(cluster: Cluster) -> bool:
@@ -145,15 +145,15 @@ def test_a_placeholder_stays_while_the_api_server_is_away_for_a_minute(
 ) -> None:
     cluster.api.post(PODS, w.pod("waits", w.container(gib=40)))
     refuse(cluster.api, "waits")
-    made = until(lambda: asking(cluster), "a placeholder", 60)
+    made = until(lambda: asking(cluster), "a placeholder")
     cluster.control.kill("kube-apiserver")
     time.sleep(AWAY_S)
     cluster.control.start_api_server()
-    until(lambda: json.loads(autoscale.http("/status"))["trouble"] == "", "it leads again", 90)
+    until(lambda: json.loads(autoscale.http("/status"))["trouble"] == "", "it leads again")
     holds_for(lambda: asking(cluster)["metadata"]["uid"] == made["metadata"]["uid"], "it stays", 7)
 
     cluster.delete("waits")
-    until(lambda: not placeholders(cluster), "the placeholder gone", 60)
+    until(lambda: not placeholders(cluster), "the placeholder gone")
 
 
 @pytest.mark.nightly
@@ -171,9 +171,9 @@ def test_a_node_is_kept_under_its_own_rights(cluster: Cluster, autoscale: Autosc
         annotations = cluster.api.get(f"{NODES}/n1")["metadata"]["annotations"]
         return NODE_KEPT in annotations and annotations.get(SCALE_DOWN_DISABLED) == "true"
 
-    until(kept, "the node kept", 90)
+    until(kept, "the node kept")
     cluster.delete("stays", wait=False)
-    until(lambda: not kept(), "the node not kept any more", 90)
+    until(lambda: not kept(), "the node not kept any more")
 
 
 def test_it_can_make_nothing_but_placeholders_and_change_nothing_but_annotations(cluster: Cluster) -> None:

@@ -56,7 +56,7 @@ class World(AutoscaledCluster):
 
     def settled(self, loops: int = 5) -> None:
         """Nothing more is bought in some loops, and no placeholder stays."""
-        until(lambda: not self.placeholders(), "no placeholder left", 60)
+        until(lambda: not self.placeholders(), "no placeholder left")
         bought = self.cloud.bought()
         holds_for(lambda: self.cloud.bought() == bought and not self.placeholders(), "quiet", loops * LOOP_S)
 
@@ -88,13 +88,13 @@ def test_a_pod_that_fits_by_the_sum_alone_gets_one_node(make_world) -> None:
     """Two cards with 20 GiB free each; the new node is Ready a while before its cards are published."""
     world = make_world(Group("two", words=3.0 * LOOP_S))
     world.cloud.add("two")
-    until(world.cloud.usable, "the first node", 60)
+    until(world.cloud.usable, "the first node")
     for name in ("a", "b"):
         world.create(name, 60)
     world.wait_bound("a", "b")
     world.create("waits", 40)
     world.autoscaler.start()
-    until(lambda: world.autoscaler.said("default/waits can be moved to"), "Cluster Autoscaler is blind", 90)
+    until(lambda: world.autoscaler.said("default/waits can be moved to"), "Cluster Autoscaler is blind")
     assert world.cloud.bought() == 0
     world.ours.start()
     world.wait_bound("waits")
@@ -111,7 +111,7 @@ def test_ten_pods_of_50_on_nodes_of_two_cards_of_80_get_five_nodes_from_none(mak
         world.create(name, 50)
     world.ours.start()
     world.autoscaler.start()
-    world.wait_bound(*names, timeout_s=240)
+    world.wait_bound(*names)
     world.settled()
     assert world.cloud.bought() == 5
 
@@ -136,8 +136,8 @@ def test_a_node_whose_daemon_never_comes_up_is_replaced(make_world) -> None:
     world.create("one", 60)
     world.ours.start()
     world.autoscaler.start()
-    until(lambda: world.cloud.bought() > 1, "another node", 90)
-    until(lambda: "delete two two-1" in world.cloud.calls, "the first one given back", 120)
+    until(lambda: world.cloud.bought() > 1, "another node")
+    until(lambda: "delete two two-1" in world.cloud.calls, "the first one given back")
     never.words = 0.0
     world.wait_bound("one")
 
@@ -148,12 +148,12 @@ def test_from_zero_the_tags_that_we_print_are_what_it_needs_to_know(make_world) 
     world = make_world(unknown)
     world.create("one", 60)
     world.autoscaler.start()
-    until(lambda: world.autoscaler.said("Insufficient gpupack.io/gpu-memory-gib"), "it knows no cards", 90)
+    until(lambda: world.autoscaler.said("Insufficient gpupack.io/gpu-memory-gib"), "it knows no cards")
     holds_for(lambda: world.cloud.bought() == 0, "nothing bought", 5 * LOOP_S)
     (shape,) = read_shapes(SHAPES, 1024)
     # The first line is the name of the shape.
     unknown.tags = write_shapes([shape], 1024, "aws").partition("\n")[2]
-    world.wait_bound("one", timeout_s=150)
+    world.wait_bound("one")
     world.settled()
     assert world.cloud.bought() == 1
 
@@ -168,15 +168,15 @@ def test_a_node_that_dies_while_it_starts_is_replaced_and_an_autoscaler_that_res
     world.create("waits", 40)
     world.ours.start()
     world.autoscaler.start()
-    first = until(world.cloud.starting, "a node that starts", 90)
+    first = until(world.cloud.starting, "a node that starts")
     world.autoscaler.kill()
     world.autoscaler.start()
     world.cloud.remove(list(first))
     # Nothing is known to be left of it but the placeholder, which stands for the pod until it runs.
-    until(world.cloud.starting, "another node", 120)
+    until(world.cloud.starting, "another node")
     world.autoscaler.kill()
     world.autoscaler.start()
-    world.wait_bound("waits", timeout_s=150)
+    world.wait_bound("waits")
     world.settled()
     assert world.cloud.bought() == 2
 
@@ -185,7 +185,7 @@ def fragments(world: World, group: Group) -> None:
     """Make a node with 20 GiB free on each of two cards, at once."""
     slow, group.words = group.words, 0.0
     world.cloud.add("two")
-    until(world.cloud.usable, "the first node", 60)
+    until(world.cloud.usable, "the first node")
     group.words = slow
     for name in ("a", "b"):
         world.create(name, 60)
@@ -196,7 +196,7 @@ def fragments(world: World, group: Group) -> None:
 def test_where_the_sum_is_short_cluster_autoscaler_needs_no_help(make_world) -> None:
     world = make_world(Group("two"))
     world.cloud.add("two")
-    until(world.cloud.usable, "the first node", 60)
+    until(world.cloud.usable, "the first node")
     for name in ("a", "b"):
         world.create(name, 80)
     world.wait_bound("a", "b")
@@ -216,13 +216,13 @@ def full_node_and_fragments(world: World) -> str:
     """
     safe = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
     world.cloud.add("two")
-    until(world.cloud.usable, "the first node", 60)
+    until(world.cloud.usable, "the first node")
     for name in ("a", "b"):
         world.create(name, 60, **safe)
     world.wait_bound("a", "b")
     full = world.node_of("a")
     world.cloud.add("two", 2)
-    until(lambda: len(world.cloud.usable()) == 3, "two more nodes", 60)
+    until(lambda: len(world.cloud.usable()) == 3, "two more nodes")
     others = sorted(world.cloud.usable() - {full})
     for name in others:
         world.create(f"on-{name}", 62, on=name, **{"gpupack.io/cards": "2"})
@@ -240,8 +240,8 @@ def test_a_node_whose_pods_fit_on_no_other_card_is_not_drained(make_world) -> No
         node = world.api.get(f"/api/v1/nodes/{full}")
         return bool(node["metadata"].get("annotations", {}).get(kept))
 
-    until(is_kept, "the node kept", 60)
+    until(is_kept, "the node kept")
     world.autoscaler.start()
-    until(lambda: world.autoscaler.said(f"{full}"), "Cluster Autoscaler looks at the node", 90)
+    until(lambda: world.autoscaler.said(f"{full}"), "Cluster Autoscaler looks at the node")
     holds_for(lambda: bool(world.node_of("a")) and bool(world.node_of("b")), "both run", 25)
     assert not [call for call in world.cloud.calls if call.startswith("delete") and full in call.split()]

@@ -50,7 +50,7 @@ def test_a_leader_that_is_killed_with_a_call_under_way_loses_and_doubles_nothing
         first.queue.kill()
         create_all(cluster, "burst", BURST)
         first.queue.start(ready=False)
-        until(lambda: first.bound() > 5, "some pods bound", 60, every_s=0.01)
+        until(lambda: first.bound() > 5, "some pods bound", every_s=0.01)
         server.freeze()
         time.sleep(0.3)
         done = first.bound()

@@ -107,7 +107,7 @@ def documents_of(kind: str) -> list[dict[str, Any]]:
 def applied(cluster: Cluster, documents: list[dict[str, Any]]) -> Iterator[None]:
     """Create documents in their order, and delete them with all of their pods at the end."""
     with ExitStack() as stack:
-        stack.callback(until, lambda: not pods_of(cluster), "their pods gone", 60)
+        stack.callback(until, lambda: not pods_of(cluster), "their pods gone")
         for document in documents:
             # Some controllers are ready before their webhooks are.
             until(lambda document=document: apply_all(cluster.api, [document]), document["kind"])
@@ -123,7 +123,7 @@ def delete(cluster: Cluster, document: dict[str, Any]) -> None:
 
 def wait_gone(cluster: Cluster, path: str) -> None:
     folder, _, name = path.rpartition("/")
-    until(lambda: name not in cluster.api.names(folder), f"{path} gone", 60)
+    until(lambda: name not in cluster.api.names(folder), f"{path} gone")
 
 
 def pods_of(cluster: Cluster) -> list[dict[str, Any]]:
@@ -144,7 +144,7 @@ def gangs_of(documents: list[dict[str, Any]]) -> dict[str, int]:
 
 def gpupack(*arguments: str) -> str:
     command = [sys.executable, "-m", "gpupack", *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

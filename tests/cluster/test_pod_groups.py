@@ -95,8 +95,8 @@ def test_pods_of_a_group_go_together_once_it_says_how_many(
     )
     create(cluster, "g2", "train")
     for at in range(3):
-        cluster.wait_running(f"g{at}", timeout_s=60)
-    assert running.status()["pods"] == []
+        cluster.wait_running(f"g{at}")
+    until(lambda: not running.status()["pods"], "nobody waits")
 
 
 def test_the_dashboard_knows_groups_by_the_rights_of_its_manifests(cluster: Cluster) -> None:

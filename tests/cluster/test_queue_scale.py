@@ -101,7 +101,7 @@ def test_hundreds_of_nodes_and_pods_and_a_restart_in_between(fleet: Cluster, que
         assert len(found) + len(waiting) == len(born), f"{len(found)} bound, {len(waiting)} wait"
         return True
 
-    until(all_that_may, "all that may go", 180, every_s=0.5)
+    until(all_that_may, "all that may go", every_s=0.5)
     on_cards: Counter[str] = Counter()
     of_queue: Counter[str] = Counter()
     for pod in bound(fleet, ""):

@@ -25,7 +25,6 @@ from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.following import follow
 from tests.cluster.harness.joining import OVERLAY, configure_joined, make_certificate
 from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, build
-from tests.cluster.harness.polling import PATIENCE_S
 from tests.cluster.harness.processpods import ProcessNodes
 from tests.cluster.harness.rest import Api, ApiError, Json
 from tests.cluster.harness.servicelink import ServiceLink
@@ -147,14 +146,14 @@ class Installed:
             made = w.gated(name, 1, "default", **spec) if queued else w.pod(name, w.container(gib=1), **spec)
             self.cluster.create(made)
 
-    def wait(self, probe: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
+    def wait(self, probe: Callable[[], object], what: str) -> None:
         """Wait while pods arrive and nodes work."""
 
         def arriving() -> object:
             self.arrive()
             return probe()
 
-        self.nodes.until(arriving, what, timeout_s)
+        self.nodes.until(arriving, what)
 
     def settled(self) -> bool:
         """Whether every Deployment is what `kubectl rollout status` waits for."""

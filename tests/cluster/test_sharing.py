@@ -284,7 +284,7 @@ def test_a_pod_of_high_priority_has_the_card_of_one_that_is_evicted(cluster):
         cluster.run(w.pod(name, w.container(gib=6), priorityClassName=name))
     card = grants(cluster, "cheap")
     cluster.create(w.pod("urgent", w.container(gib=8), priorityClassName="dearest"))
-    cluster.wait_running("urgent", 60)
+    cluster.wait_running("urgent")
     assert set(grants(cluster, "urgent")) == set(card)
     assert not cluster.exists("cheap")
     assert cluster.phase("dear") == "Running"
@@ -422,19 +422,19 @@ def test_after_a_reboot_the_kubelet_may_come_long_before_the_daemon(cluster):
     """By claims a pod that was bound before waits and runs; with the device plugin it fails for good."""
     cluster.host.running["kubelet"].freeze()
     cluster.create(w.pod("early", w.container(gib=5)))
-    cluster.wait_bound("early", timeout_s=60)
+    cluster.wait_bound("early")
     cluster.daemon.kill()
     cluster.host.running["kubelet"].thaw()
     cluster.host.restart_kubelet()
     if cluster.serves_claims:
-        cluster.wait_event("early", "FailedPrepareDynamicResources", 90)
+        cluster.wait_event("early", "FailedPrepareDynamicResources")
         assert cluster.phase("early") == "Pending"
         cluster.daemon.start()
         cluster.wait_running("early")
-        until(lambda: dra.slices(cluster), "slices published again", 60)
+        until(lambda: dra.slices(cluster), "slices published again")
         assert wait_agree(cluster).used_by_uuid == grants(cluster, "early")
     else:
-        cluster.wait_phase("early", "Failed", 90)
+        cluster.wait_phase("early", "Failed")
         cluster.daemon.start()
         cluster.run(w.pod("later", w.container(gib=5)))
         status = cluster.pod("early")["status"]

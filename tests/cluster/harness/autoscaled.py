@@ -26,14 +26,12 @@ class AutoscaledCluster:
         self.cluster = cluster
         self.api = cluster.api
         self.node_of = cluster.node_of
+        self.wait_bound = cluster.wait_bound
         self._where = where
 
     def create(self, name: str, gib: int, *, on: str = "", **annotations: str) -> None:
         where = {"nodeSelector": {self._where: on}} if on else {}
         self.cluster.create(w.pod(name, w.container(gib=gib), annotations=annotations, **where))
-
-    def wait_bound(self, *names: str, timeout_s: float = 150) -> None:
-        self.cluster.wait_bound(*names, timeout_s=timeout_s)
 
     def placeholders(self) -> list[Any]:
         found: list[Any] = self.api.get(PODS, labelSelector=PLACEHOLDER_LABEL)["items"]

@@ -15,7 +15,7 @@ from tests.cluster.harness import binaries, cgroups
 from tests.cluster.harness.controlplane import ADMIN_TOKEN, RESOURCE, ControlPlane, free_ports
 from tests.cluster.harness.daemons import Extender, NodeDaemon
 from tests.cluster.harness.node import NodeSide
-from tests.cluster.harness.polling import PATIENCE_S, until
+from tests.cluster.harness.polling import until
 from tests.cluster.harness.processes import tail
 from tests.cluster.harness.rest import Api, ApiError, Json
 from tests.cluster.harness.words import NodeState, integer, node_state
@@ -311,8 +311,8 @@ class Cluster:
         """Name of the node that a pod is bound to, empty for none."""
         return str(self.pod(name)["spec"].get("nodeName", ""))
 
-    def wait_bound(self, *names: str, timeout_s: float = PATIENCE_S) -> None:
-        until(lambda: all(self.node_of(name) for name in names), f"{names} bound", timeout_s)
+    def wait_bound(self, *names: str) -> None:
+        until(lambda: all(self.node_of(name) for name in names), f"{names} bound")
 
     def scheduled(self, name: str) -> Json:
         """The condition in which kube-scheduler, or batch mode, says what it found for a pod; else empty."""
@@ -322,13 +322,13 @@ class Cluster:
     def phase(self, name: str) -> str:
         return str(self.pod(name)["status"].get("phase", ""))
 
-    def wait_phase(self, name: str, phase: str, timeout_s: float = PATIENCE_S) -> None:
-        until(lambda: self.phase(name) == phase, f"pod {name} {phase}", timeout_s)
+    def wait_phase(self, name: str, phase: str) -> None:
+        until(lambda: self.phase(name) == phase, f"pod {name} {phase}")
 
     def pod(self, name: str) -> Json:
         return self.api.get(f"{PODS}/{name}")
 
-    def wait_running(self, name: str, timeout_s: float = PATIENCE_S) -> Json:
+    def wait_running(self, name: str) -> Json:
         """Return the pod once it is Running with every container started.
 
         Raises:
@@ -345,7 +345,7 @@ class Cluster:
             return pod if status.get("phase") == "Running" and started else None
 
         try:
-            pod = until(running, f"pod {name} running", timeout_s)
+            pod = until(running, f"pod {name} running")
         except AssertionError as error:
             raise AssertionError(f"{error}\nevents: {self.events(name)}") from error
         status = pod["status"]
@@ -362,8 +362,8 @@ class Cluster:
         if wait:
             self.wait_gone(name)
 
-    def wait_gone(self, name: str, timeout_s: float = PATIENCE_S) -> None:
-        until(lambda: not self.exists(name), f"pod {name} gone", timeout_s)
+    def wait_gone(self, name: str) -> None:
+        until(lambda: not self.exists(name), f"pod {name} gone")
 
     def exists(self, name: str) -> bool:
         return name in self.api.names(PODS)
@@ -408,7 +408,7 @@ class Cluster:
         items: list[Json] = self.api.get(EVENTS, fieldSelector=",".join(fields))["items"]
         return items
 
-    def wait_event(self, name: str, text: str, timeout_s: float = PATIENCE_S) -> str:
+    def wait_event(self, name: str, text: str) -> str:
         """Return the pod's first event that contains `text`."""
 
         def matching() -> str:
@@ -417,7 +417,7 @@ class Cluster:
             assert found, f"events {events}"
             return found
 
-        return until(matching, f"event of {name} with {text!r}", timeout_s)
+        return until(matching, f"event of {name} with {text!r}")
 
     def environment(self, name: str, container: str = "main") -> dict[str, str]:
         """The environment of a running container, read from its process."""

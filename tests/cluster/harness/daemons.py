@@ -12,19 +12,17 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.harness.node import NodeSide
-from tests.cluster.harness.polling import PATIENCE_S, until
+from tests.cluster.harness.polling import until
 from tests.cluster.harness.processes import Process, tail
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 GPUPACK = (sys.executable, "-m", "gpupack")
 
 
-def run_gpupack(kubeconfig: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def run_gpupack(kubeconfig: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command of gpupack to its end."""
     command = [*GPUPACK, *arguments, f"--kubeconfig={kubeconfig}"]
-    return subprocess.run(
-        command, cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=timeout_s
-    )
+    return subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=400)
 
 
 class _Daemon:
@@ -56,14 +54,14 @@ class _Daemon:
         if ready:
             self.wait_ready()
 
-    def wait_ready(self, timeout_s: float = PATIENCE_S) -> None:
+    def wait_ready(self) -> None:
         """Return once /readyz answers 200.
 
         Raises:
             AssertionError: If it ended or is not ready in time; shows its log.
         """
         try:
-            until(lambda: not self.alive or self.is_ready(), f"{self.name} ready", timeout_s)
+            until(lambda: not self.alive or self.is_ready(), f"{self.name} ready")
             assert self.alive, f"{self.name} ended"
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.tail()}") from error

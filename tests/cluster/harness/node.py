@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tests.cluster.harness import binaries, cgroups, images
-from tests.cluster.harness.polling import until
+from tests.cluster.harness.polling import PATIENCE_S, until
 from tests.cluster.harness.processes import Process
 
 SYSCTLS = {
@@ -145,7 +145,7 @@ class NodeSide:
             "k8s.io",
             *arguments,
         ]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
 
     def environment(self, container_id: str) -> dict[str, str]:
         """The environment of the oldest process of a running container, from the host's /proc."""

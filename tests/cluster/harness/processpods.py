@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from tests.cluster.harness.binaries import busybox, programs
 from tests.cluster.harness.cluster import NODES, Cluster
 from tests.cluster.harness.daemons import REPOSITORY
-from tests.cluster.harness.polling import PATIENCE_S, until
+from tests.cluster.harness.polling import until
 from tests.cluster.harness.processes import Process
 from tests.cluster.harness.rest import ApiError, Json
 
@@ -99,14 +99,14 @@ class ProcessNodes:
                 process.kill()
             _address("del", running.address)
 
-    def until(self, probe: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
+    def until(self, probe: Callable[[], T], what: str) -> T:
         """Wait as `polling.until`, while the nodes do their work."""
 
         def stepped() -> T:
             self.step()
             return probe()
 
-        return until(stepped, what, timeout_s, 0.25)
+        return until(stepped, what, every_s=0.25)
 
     def step(self) -> None:
         """Do for every pod and node what is due."""
