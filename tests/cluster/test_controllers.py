@@ -234,7 +234,7 @@ def test_a_train_job_with_an_initializer_is_a_gang_of_its_trainers(
         until(lambda: count_running(cluster) == 3, "all trainers run")
         (group,) = cluster.api.get(list_pod_group_paths(COSCHEDULING, "default")[0])["items"]
         assert group["spec"]["minMember"] == 4
-        assert queue.status()["pods"] == []
+        until(lambda: not queue.status()["pods"], "nobody waits")
 
 
 @pytest.mark.parametrize("kind", ["JobSet", "LeaderWorkerSet"])
@@ -261,7 +261,7 @@ def test_a_gang_of_which_a_container_ends_is_made_again_and_runs_whole(
             return not uids & before and count_running(cluster) == size
 
         until(runs_again, "all run again")
-        assert queue.status()["pods"] == []
+        until(lambda: not queue.status()["pods"], "nobody waits")
 
 
 def kill(cluster: Cluster, pod: dict[str, Any]) -> None:

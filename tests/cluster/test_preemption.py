@@ -35,7 +35,13 @@ def cluster(make_cluster: Any) -> Cluster:
 
 @pytest.fixture(scope="module")
 def scheduled(cluster: Cluster) -> Cluster:
-    """The cluster with kube-scheduler and the extender, which has the rights that we ship."""
+    """The cluster with kube-scheduler and the extender, which has the rights that we ship.
+
+    Both know the budgets from the beginning. No controller computes their status here, so no disruption is
+    allowed.
+    """
+    for name in ("guarded", "kept"):
+        cluster.make_budget(name, {"app": name}, maxUnavailable=0)
     schedule_with(cluster, cluster.extender.url)
     apply_rights(cluster.api, MANIFESTS / "base")
     cluster.use_account("gpupack-scheduler")
@@ -46,7 +52,7 @@ def scheduled(cluster: Cluster) -> Cluster:
 def schedule_with(cluster: Cluster, extender_url: str) -> None:
     """Start kube-scheduler with an extender that has the verb preempt."""
     cluster.control.configure_scheduler(None, extenders=[extender_entry(extender_url, preemptVerb="preempt")])
-    cluster.control.start_scheduler()
+    cluster.control.restart_scheduler()
 
 
 def run(api: Api, node: str, name: str, card: int, priority: int, **labels: str) -> str:
@@ -127,8 +133,6 @@ def test_kube_scheduler_itself_sees_no_need_on_a_fragmented_node(
 @pytest.mark.telling
 def test_a_pod_gets_a_card_of_a_fragmented_node(scheduled: Cluster) -> None:
     api = scheduled.api
-    # No controller computes its status here, so no disruption is allowed.
-    scheduled.make_budget("guarded", {"app": "guarded"}, maxUnavailable=0)
     before = names(api)
     api.post(PODS, workload.pod("needy", workload.container(gib=8), priorityClassName="p10"))
     until(lambda: len(names(api)) == len(before), "a victim evicted")
@@ -176,7 +180,6 @@ def test_where_evicting_frees_no_card_nobody_is_evicted(scheduled: Cluster) -> N
 
 def test_a_guarded_pod_is_spared_where_others_will_do(scheduled: Cluster) -> None:
     api = scheduled.api
-    scheduled.make_budget("kept", {"app": "kept"}, maxUnavailable=0)
     running = {"x": (1, 1), "w": (1, 3), "z": (2, 1), "v": (2, 4)}
     held = [run(api, "n4", name, *where) for name, where in running.items()]
     held += [run(api, "n4", name, 0, 1, app="kept") for name in ("kept1", "kept2")]

@@ -173,6 +173,6 @@ def test_mig_mode_changes_while_cordoned_empty_cards_are_let_go(cluster):
     cordon(None)
     state = cluster.wait_used([0, 0, 0])
     assert [card.size for card in state.cards] == [40, 40, 8]
-    assert not detached()
+    until(lambda: not detached(), "the driver is there again")
     cluster.run(w.pod("new", w.container(gib=40), annotations=on(state.cards[0].uuid)))
     assert cluster.environment("new")["NVIDIA_VISIBLE_DEVICES"] == state.cards[0].uuid

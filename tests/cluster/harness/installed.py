@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.cluster.harness import workload
+from tests.cluster.harness.admission import scheduler_of
 from tests.cluster.harness.cluster import NAMESPACE, Cluster
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build_for
 from tests.cluster.harness.polling import until
@@ -39,6 +41,8 @@ def start_with(cluster: Cluster, install: Callable[[], object]) -> None:
     cluster.extender.start()
     cluster.daemon.start()
     cluster.wait_account()
+    asks = workload.pod("p", workload.container(gib=1))
+    until(lambda: scheduler_of(cluster, asks) == SCHEDULER, "the scheduler's name set")
 
 
 def shipped_scheduler_config(cluster: Cluster, kubeconfig: Path) -> Json:

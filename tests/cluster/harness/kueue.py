@@ -10,8 +10,7 @@ import yaml
 
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.controlplane import free_ports
-from tests.cluster.harness.manifests import apply_all
-from tests.cluster.harness.polling import until
+from tests.cluster.harness.manifests import define_kinds
 from tests.cluster.harness.processes import Process
 from tests.yaml_text import read_yaml
 
@@ -71,8 +70,8 @@ def objects(resource: str, units: int) -> list[dict[str, Any]]:
 
 
 def start(cluster: Cluster, kubeconfig: Path) -> Process:
-    """Run it as an administrator, and wait until it is ready."""
-    apply_all(cluster.api, crds())
+    """Run it as an administrator, once its kinds are served."""
+    define_kinds(cluster.api, crds())
     certs = cluster.home / "kueue-certs"
     certs.mkdir()
     subject = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
@@ -105,14 +104,12 @@ def start(cluster: Cluster, kubeconfig: Path) -> Process:
     path = cluster.home / "kueue.yaml"
     path.write_text(yaml.safe_dump(config))
     command = [BINARY, f"--config={path}", "--feature-gates=VisibilityOnDemand=false"]
-    process = Process(
+    return Process(
         "kueue",
         ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc && exec "$@"', str(etc), *command],
         cluster.control.log_dir / "kueue.log",
         environment={"KUBECONFIG": str(kubeconfig)},
     )
-    until(lambda: cluster.api.get(f"/apis/{API}/namespaces/default/workloads") is not None, "CRDs")
-    return process
 
 
 def gated(pod: dict[str, Any], queue: str = "user-queue") -> dict[str, Any]:
