@@ -217,6 +217,7 @@ def test_out_of_a_component_nothing_is_left_and_pods_are_treated_as_before(
     cluster: Cluster, name: str
 ) -> None:
     case = CASES[name]
+    cluster.delete_pods()
     before = build_objects(*case.before)
     install_only(cluster, before)
     until(lambda: is_outside(ask_admission(cluster), case.before), "policies of what is installed before")
@@ -245,5 +246,3 @@ def test_out_of_a_component_nothing_is_left_and_pods_are_treated_as_before(
     gates = {each: cluster.pod(each)["spec"].get("schedulingGates") for each in waiting}
     queued = {"queued", "spread"} & waiting if "queue" in case.before else set()
     assert gates == {each: GATES if each in queued else None for each in waiting}
-    for each in waiting:
-        cluster.delete(each)

@@ -1,6 +1,5 @@
 """`manifests/` on the real API server: all of it applies, its policies refuse, its rights suffice."""
 
-import copy
 import json
 from pathlib import Path
 
@@ -39,8 +38,14 @@ HOST = "kubernetes.io/hostname"
 
 
 @pytest.fixture(scope="module")
-def cluster(make_cluster) -> Cluster:
+def installed(make_cluster) -> Cluster:
     return make_cluster(w.cards(8192, 8192), start=start_as_installed)
+
+
+@pytest.fixture
+def cluster(installed) -> Cluster:
+    installed.clear()
+    return installed
 
 
 @pytest.fixture
@@ -120,7 +125,6 @@ def test_the_right_to_set_limits_is_effective_in_a_container(cluster):
         (line,) = until(told, f"what {name} wrote")
         effective = line.split()[-1]
         assert int(effective, 16) == (1 << 21 if name == "with" else 0)
-        cluster.delete(name)
 
 
 def test_policies_have_no_type_warnings(cluster):
@@ -148,8 +152,6 @@ def test_pod_runs_under_the_shipped_rights_and_configuration(cluster):
     until(lambda: cluster.allocation("one"), "allocation annotation")
     lease = cluster.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{SCHEDULER}")
     assert lease["spec"]["holderIdentity"]
-    cluster.delete("one")
-    cluster.wait_used([0, 0])
 
 
 def test_pods_that_forget_the_scheduler_wait_instead_of_failing(cluster):
@@ -179,8 +181,6 @@ def test_pods_that_forget_the_scheduler_wait_instead_of_failing(cluster):
     cluster.api.merge(f"{path}/forgetful", {"spec": {"replicas": 0}})
     until(lambda: not pods(), "no pod of the deployment")
     cluster.api.delete(f"{path}/forgetful")
-    cluster.delete("half-1")
-    cluster.wait_used([0, 0])
 
 
 def test_a_pod_that_was_refused_on_old_news_is_tried_again(cluster):
@@ -223,9 +223,6 @@ def test_a_pod_that_was_refused_on_old_news_is_tried_again(cluster):
     scheduled = cluster.scheduled("waits")
     assert scheduled["status"] == "True"
     assert scheduled["lastProbeTime"] is None
-    for name in ("half-1", "waits"):
-        cluster.delete(name)
-    cluster.wait_used([0, 0])
 
 
 def test_a_daemon_sets_pod_gets_the_schedulers_name_as_well(cluster):
@@ -243,7 +240,6 @@ def test_a_daemon_sets_pod_gets_the_schedulers_name_as_well(cluster):
     cluster.api.merge(f"{path}/everywhere", nowhere)
     until(lambda: not cluster.api.names(PODS), "the pod gone")
     cluster.api.delete(f"{path}/everywhere")
-    cluster.wait_used([0, 0])
 
 
 def test_a_selector_that_no_card_matches_is_told_with_the_models_that_there_are(cluster):
@@ -252,7 +248,6 @@ def test_a_selector_that_no_card_matches_is_told_with_the_models_that_there_are(
     assert "no card of the cluster that the pod's gpu-model and gpu-uuid admit" in said
     assert """gpu-model is "*a10o*"; the cluster has Test GPU.""" in said
     cluster.wait_event("misspelt", "FailedScheduling")
-    cluster.delete("misspelt")
 
 
 def test_a_cordon_of_a_card_that_the_node_does_not_have_is_told(cluster):
@@ -304,17 +299,13 @@ def test_daemon_annotates_pods_of_its_own_node_only(cluster, node_daemon):
     there = w.pod("there", w.container(), nodeName=OTHER_NODE)
     for pod in (here, there):
         cluster.create(pod)
-    try:
-        allocation = {"metadata": {"annotations": {"gpupack.io/allocation": "{}"}}}
-        node_daemon.merge(f"{PODS}/here", allocation)
-        assert "not on its node" in refused(node_daemon.merge, f"{PODS}/there", allocation)
-        foreign = {"metadata": {"annotations": {"gpupack.io/assigned": "{}"}}}
-        assert "gpupack.io/allocation" in refused(node_daemon.merge, f"{PODS}/here", foreign)
-        label = {"metadata": {"labels": {"a": "b"}}}
-        refused(node_daemon.merge, f"{PODS}/here", label)
-    finally:
-        for name in ("here", "there"):
-            cluster.delete(name)
+    allocation = {"metadata": {"annotations": {"gpupack.io/allocation": "{}"}}}
+    node_daemon.merge(f"{PODS}/here", allocation)
+    assert "not on its node" in refused(node_daemon.merge, f"{PODS}/there", allocation)
+    foreign = {"metadata": {"annotations": {"gpupack.io/assigned": "{}"}}}
+    assert "gpupack.io/allocation" in refused(node_daemon.merge, f"{PODS}/here", foreign)
+    label = {"metadata": {"labels": {"a": "b"}}}
+    refused(node_daemon.merge, f"{PODS}/here", label)
 
 
 def test_daemon_evicts_where_it_may_and_by_uid_only(cluster, node_daemon):
@@ -401,9 +392,6 @@ def test_another_device_plugin_is_told_as_an_event_of_the_node(cluster):
 
 
 def test_a_second_daemon_waits_and_goes_on_when_the_first_is_killed(cluster):
-    # What controllers of the tests before made may still be ending.
-    cluster.clear()
-    cluster.wait_used([0, 0])
     cluster.run(w.pod("runs", w.container(gib=5)))
     second = cluster.daemon.beside(*free_ports(1))
     second.start(ready=False)
@@ -422,12 +410,8 @@ def test_a_second_daemon_waits_and_goes_on_when_the_first_is_killed(cluster):
         second.kill()
         if not cluster.daemon.alive:
             cluster.daemon.start()
-    for name in ("runs", "comes"):
-        cluster.delete(name)
-    cluster.wait_used([0, 0])
 
 
 def test_others_are_not_held_back(cluster):
-    node = copy.deepcopy(cluster.api.get(f"/api/v1/nodes/{OTHER_NODE}"))
-    node["metadata"]["annotations"]["gpupack.io/cordon"] = "GPU-0"
-    cluster.api.put(f"/api/v1/nodes/{OTHER_NODE}", node)
+    cordon = {"metadata": {"annotations": {"gpupack.io/cordon": "GPU-0"}}}
+    cluster.api.merge(f"/api/v1/nodes/{OTHER_NODE}", cordon)

@@ -320,9 +320,9 @@ def test_a_runtime_that_knows_cdi_is_given_the_cards_of_our_specification(cluste
     folder = cluster.home / "run" / "cdi"
     folder.mkdir()
     flags = cluster.daemon.flags
-    cluster.daemon.stop()
     try:
         for number, strategies in enumerate(("cdi-annotations", "envvar,cdi-annotations,cdi-cri")):
+            cluster.daemon.stop()
             cluster.daemon.flags = [f"--device-list-strategy={strategies}", f"--cdi-dirs={folder}"]
             cluster.daemon.start()
             cluster.run(w.pod(f"p{number}", w.container(gib=5)))
@@ -332,8 +332,8 @@ def test_a_runtime_that_knows_cdi_is_given_the_cards_of_our_specification(cluste
             assert environment[f"GPUPACK_CDI_CARD_{index}"] == uuid
             assert len([name for name in environment if name.startswith("GPUPACK_CDI")]) == 1
             assert environment["NVIDIA_VISIBLE_DEVICES"] == (uuid if "envvar" in strategies else "void")
-            cluster.daemon.stop()
     finally:
+        cluster.daemon.kill()
         cluster.daemon.flags = flags
         cluster.daemon.start()
 
@@ -366,7 +366,7 @@ def test_the_mounts_of_mps_of_the_driver_and_of_cards_names_arrive_on_a_real_run
             assert (root / "shm" / "from-the-container").exists()
         finally:
             mps.terminate()
-            cluster.daemon.stop()
+            cluster.daemon.kill()
             cluster.daemon.flags = flags
             cluster.daemon.start()
 

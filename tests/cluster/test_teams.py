@@ -118,13 +118,12 @@ def dashboard(request: Any, cluster: Cluster) -> Iterator[Dashboard]:
         ]
     kubeconfig = cluster.use_account(SERVICE)
     started = Dashboard(kubeconfig, cluster.home, page, *extra)
-    started.start()
-    until(lambda: ask(cluster, started, "", TEAM)[0] == 403, "the proxy leads to the dashboard")
     try:
+        started.start()
+        until(lambda: ask(cluster, started, "", TEAM)[0] == 403, "the proxy leads to the dashboard")
         yield started
     finally:
-        if started.alive:
-            started.stop()
+        started.kill()
 
 
 def gpupack(cluster: Cluster, *arguments: str, account: str = USER) -> tuple[int, str, str]:

@@ -379,9 +379,20 @@ class Cluster:
         self.api.post(BUDGETS, {"metadata": {"name": name}, "spec": spec})
 
     def clear(self) -> None:
-        """Delete every pod and wait until the words are empty again: the start of the next test."""
+        """Delete every pod and wait until the words are empty again: the start of the next test.
+
+        What a test that failed left dead is started.
+        """
+        if "kube-apiserver" not in self.control.running:
+            self.control.start_api_server()
+        if self.node is not None and "kubelet" not in self.node.running:
+            self.node.start_kubelet()
         self.delete_pods()
         if self._daemon is not None:
+            for part in (self._daemon, self.extender):
+                if not part.alive:
+                    part.kill()
+                    part.start()
             # The words may be empty because they do not have the units of the last pods yet.
             until(lambda: not self._ledger()["charged"], "nothing charged")
             self.wait_used([0] * len(self.state().cards))

@@ -60,12 +60,12 @@ def _running(cluster: Cluster, controller: binaries.Published) -> Iterator[None]
     certificate = _make_certificate(own / "k8s-webhook-server/serving-certs")
     health, port = free_ports(2)
     hooks = [_make_hook(each, controller, port, certificate) for each in manifests if each not in crds]
-    apply_all(cluster.api, hooks)
     if controller == binaries.TRAINING_OPERATOR:
         _write_secret(cluster.api, own / "k8s-webhook-server/serving-certs")
     _write_kubeconfig(cluster, own / "kubeconfig")
     bind = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /tmp && exec "$@"', str(own)]
     program = str(controller.folder / controller.name)
+    apply_all(cluster.api, hooks)
     process = Process(
         controller.name,
         [*bind, program, *_make_flags(controller, own, health, port)],
