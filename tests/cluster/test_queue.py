@@ -57,6 +57,7 @@ def running(shared: Cluster, start_queue: StartQueue) -> QueueController:
 def cluster(shared: Cluster, running: QueueController) -> Cluster:
     shared.clear()
     running.config.write_text(TWO)
+    running.revive()
     until(lambda: not running.status()["pods"] and used(running) == 0, "an empty queue")
     until(lambda: is_two(running), "the configuration in force")
     return shared

@@ -389,10 +389,8 @@ class Cluster:
             self.node.start_kubelet()
         self.delete_pods()
         if self._daemon is not None:
-            for part in (self._daemon, self.extender):
-                if not part.alive:
-                    part.kill()
-                    part.start()
+            self._daemon.revive()
+            self.extender.revive()
             # The words may be empty because they do not have the units of the last pods yet.
             until(lambda: not self._ledger()["charged"], "nothing charged")
             self.wait_used([0] * len(self.state().cards))

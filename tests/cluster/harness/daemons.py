@@ -54,6 +54,12 @@ class _Daemon:
         if ready:
             self.wait_ready()
 
+    def revive(self) -> None:
+        """Start it where it does not run."""
+        if not self.alive:
+            self.kill()
+            self.start()
+
     def wait_ready(self) -> None:
         """Return once /readyz answers 200.
 
