@@ -7,12 +7,9 @@ from typing import Any
 
 import msgspec
 
-from allocator.errors import AllocatorError, PackingError, QuantityError
+from allocator.errors import PackingError, QuantityError
 from allocator.names import (
-    NODE_CARDS,
-    NODE_CORDON,
     NODE_CORDON_REASONS,
-    NODE_HOLDS,
     resource_name,
 )
 from allocator.packing import NodeWords, read_node
@@ -20,11 +17,7 @@ from allocator.quantity import parse_integer
 from allocator.records import (
     DETACHED,
     Holds,
-    add_instances,
-    load_cordon,
     load_cordon_reasons,
-    load_holds,
-    load_inventory,
 )
 from deviceplugin.gpus.foreign_resources import count_foreign_gpus
 from gpupack.inventory.objects import NodesAndPods, is_chosen_for_daemon, load_nodes, make_unknown_node_error
@@ -33,7 +26,7 @@ from gpupack.inventory.records import CardRow, NodeRow, PodRow
 from kubeapi.errors import make_printable
 from kubeapi.objects import Node
 from scheduler_plugin.cache.claim_charges import serves_claims
-from scheduler_plugin.cache.published_nodes import Exclusion, read_published
+from scheduler_plugin.cache.published_nodes import Exclusion, NodeRecords, find_exclusion, read_records
 
 _NO_WORDS = "publishes no words: no daemon has run here"
 _NOT_READ = "the scheduler cannot use its words: they are not in allocatable, or a card's size is impossible"
@@ -78,23 +71,32 @@ def _build_row(node: Node, pods_by_node: PodsByNode | None, *, named: bool) -> N
     )
     allocatable, capacity = node.status.allocatable or {}, node.status.capacity or {}
     try:
-        words = read_node(allocatable) or read_node(capacity)
+        offered_words = read_node(allocatable)
+        words = offered_words or read_node(capacity)
     except PackingError as error:
         return replace(bare, error=str(error))
     if words is None:
         return replace(bare, error=_NO_WORDS) if named or is_chosen_for_daemon(node) else None
-    exclusion = read_published(node, words.layout.unit_mib).exclusion
+    annotations = node.metadata.annotations or {}
+    records = read_records(annotations, words)
+    exclusion = Exclusion.NO_WORDS if offered_words is None else find_exclusion(node, words, records)
     resource = resource_name(words.layout.unit_mib)
     # Where pods get their cards by claims the kubelet offers none of it, and pods wait for the daemon.
     claims, offered = serves_claims(node), sum(words.sizes)
-    cards, holds, problems = _build_cards(words, node.metadata.annotations or {})
+    problems = list(records.faults.values())
+    try:
+        reasons = load_cordon_reasons(annotations.get(NODE_CORDON_REASONS, "{}"))
+    except PackingError as error:
+        problems.append(str(error))
+        reasons = {}
+    cards = _build_cards(words, records, reasons)
     if exclusion in (Exclusion.NO_WORDS, Exclusion.CORRUPT) and not problems:
         problems.append(_NOT_READ)
     pods: tuple[PodRow, ...] = ()
     if pods_by_node is not None:
         name = node.metadata.name
         allocated = pods_by_node.get_claims(name, words.layout.unit_mib)
-        cards, pods = join_pods(cards, holds, pods_by_node.get_pods(name), resource, allocated)
+        cards, pods = join_pods(cards, records.holds, pods_by_node.get_pods(name), resource, allocated)
     return replace(
         bare,
         cards=cards,
@@ -109,56 +111,11 @@ def _build_row(node: Node, pods_by_node: PodsByNode | None, *, named: bool) -> N
     )
 
 
-def _build_cards(
-    words: NodeWords, annotations: Mapping[str, str]
-) -> tuple[tuple[CardRow, ...], Holds | None, list[str]]:
-    """Join the words with the annotations; what is wrong with these comes back beside."""
-    problems = []
+def _build_cards(words: NodeWords, records: NodeRecords, reasons: Mapping[str, str]) -> tuple[CardRow, ...]:
     limit, compute_used = words.compute_limit, words.compute_used or [0] * words.layout.cards
-    cordoned: frozenset[str] = frozenset()
-    reasons: Mapping[str, str] = {}
-    holds, fault = _read_holds(annotations)
-    held = _count_held(holds)
-    cards: tuple[CardRow, ...] = ()
-    try:
-        cordoned = load_cordon(annotations.get(NODE_CORDON, ""))
-        reasons = load_cordon_reasons(annotations.get(NODE_CORDON_REASONS, "{}"))
-    except PackingError as error:
-        problems.append(str(error))
-    if NODE_CARDS in annotations:
-        try:
-            inventory = load_inventory(annotations[NODE_CARDS], words)
-        except PackingError as error:
-            problems.append(str(error))
-        else:
-            cordoned = add_instances(cordoned, ((record.uuid, record.parent) for record in inventory))
-            cards = tuple(
-                CardRow(
-                    index=record.index,
-                    uuid=record.uuid,
-                    model=make_printable(record.model) or None,
-                    size_units=size,
-                    used_units=used,
-                    healthy=record.healthy,
-                    cordoned=record.uuid in cordoned,
-                    cordon_reason=make_printable(
-                        reasons.get(record.uuid) or reasons.get(record.parent, "")
-                        if record.uuid in cordoned
-                        else ""
-                    ),
-                    held=make_printable(record.held),
-                    memory_mode=make_printable(record.memory_mode),
-                    detached=record.driver == DETACHED,
-                    held_units=None if held is None else held[position],
-                    compute_limit=limit,
-                    compute_used=compute_used[position],
-                )
-                for position, (record, size, used) in enumerate(
-                    zip(inventory, words.sizes, words.used, strict=True)
-                )
-            )
-    if not cards:
-        cards = tuple(
+    held = _count_held(records.holds)
+    if not records.inventory:
+        return tuple(
             CardRow(
                 *(position, None, None, size, used),
                 held_units=None if held is None else held[position],
@@ -169,19 +126,31 @@ def _build_cards(
                 zip(words.sizes, words.used, compute_used, strict=True)
             )
         )
-    if fault:
-        problems.append(fault)
-    return cards, holds, problems
-
-
-def _read_holds(annotations: Mapping[str, str]) -> tuple[Holds | None, str]:
-    """Read the accounted pods, None where the node does not say; and what is wrong with them."""
-    if NODE_HOLDS not in annotations:
-        return None, ""
-    try:
-        return load_holds(annotations[NODE_HOLDS]), ""
-    except AllocatorError as error:
-        return None, str(error)
+    return tuple(
+        CardRow(
+            index=record.index,
+            uuid=record.uuid,
+            model=make_printable(record.model) or None,
+            size_units=size,
+            used_units=used,
+            healthy=record.healthy,
+            cordoned=record.uuid in records.cordoned,
+            cordon_reason=make_printable(
+                reasons.get(record.uuid) or reasons.get(record.parent, "")
+                if record.uuid in records.cordoned
+                else ""
+            ),
+            held=make_printable(record.held),
+            memory_mode=make_printable(record.memory_mode),
+            detached=record.driver == DETACHED,
+            held_units=None if held is None else held[position],
+            compute_limit=limit,
+            compute_used=compute_used[position],
+        )
+        for position, (record, size, used) in enumerate(
+            zip(records.inventory, words.sizes, words.used, strict=True)
+        )
+    )
 
 
 def _count_held(holds: Holds | None) -> Counter[int] | None:

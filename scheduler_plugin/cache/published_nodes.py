@@ -93,25 +93,82 @@ class PublishedNode(msgspec.Struct, frozen=True):
     serves_claims: bool = False
 
 
+class NodeRecords(msgspec.Struct, frozen=True):
+    """What the annotations of a node say beside its words; what cannot be read is as if it were not there.
+
+    Attributes:
+        inventory: Cards in the order of the words; empty if the node publishes none.
+        holds: None if the node publishes none.
+        cordoned: UUIDs of cordoned cards and of their instances.
+        out_of_service: Positions of unhealthy or cordoned cards.
+        faults: What is wrong, by annotation.
+    """
+
+    inventory: Sequence[CardRecord]
+    holds: Holds | None
+    cordoned: frozenset[str]
+    out_of_service: frozenset[int]
+    faults: Mapping[str, str]
+
+
+def read_records(annotations: Mapping[str, str], words: NodeWords) -> NodeRecords:
+    faults: dict[str, str] = {}
+    cordoned: frozenset[str] = frozenset()
+    inventory: Sequence[CardRecord] = ()
+    holds: Holds | None = None
+    try:
+        if NODE_CORDON in annotations:
+            cordoned = load_cordon(annotations[NODE_CORDON])
+    except PackingError as error:
+        faults[NODE_CORDON] = str(error)
+    try:
+        if NODE_CARDS in annotations:
+            inventory = load_inventory(annotations[NODE_CARDS], words)
+    except PackingError as error:
+        faults[NODE_CARDS] = str(error)
+    try:
+        if NODE_HOLDS in annotations:
+            holds = load_holds(annotations[NODE_HOLDS])
+    except PackingError as error:
+        faults[NODE_HOLDS] = str(error)
+    if cordoned:
+        cordoned = add_instances(cordoned, ((record.uuid, record.parent) for record in inventory))
+    out = frozenset([at for at, card in enumerate(inventory) if not card.healthy or card.uuid in cordoned])
+    return NodeRecords(inventory, holds, cordoned, out, faults)
+
+
+def find_exclusion(node: Node, words: NodeWords, records: NodeRecords) -> Exclusion:
+    """Find why no card can be used of a node that offers its words."""
+    if (
+        NODE_HOLDS in records.faults
+        or NODE_CARDS in records.faults
+        or max(words.sizes, default=0) > MAX_UNITS
+    ):
+        return Exclusion.CORRUPT
+    in_service = len(records.out_of_service) < len(words.sizes)
+    if in_service and not serves_claims(node) and _offers_none(node, resource_name(words.layout.unit_mib)):
+        return Exclusion.NO_PLUGIN
+    return Exclusion.NONE
+
+
 def read_published(node: Node, unit_mib: int) -> PublishedNode:
     """Read a node."""
-    annotations = node.metadata.annotations or {}
     try:
         words = read_node(node.status.allocatable or {})
-        if words is None:
-            return PublishedNode(Exclusion.NO_WORDS)
-        if words.layout.unit_mib != unit_mib:
-            return PublishedNode(Exclusion.OTHER_UNIT)
-        holds = load_holds(annotations[NODE_HOLDS]) if NODE_HOLDS in annotations else _NO_HOLDS
-        inventory = _read_inventory(annotations, words)
     except PackingError:
         return PublishedNode(Exclusion.CORRUPT)
-    if max(words.sizes, default=0) > MAX_UNITS:
-        return PublishedNode(Exclusion.CORRUPT)
-    out, all_known = _find_out_of_service(inventory, annotations.get(NODE_CORDON, ""))
-    claims = serves_claims(node)
-    if not claims and len(out) < len(words.sizes) and _offers_none(node, resource_name(unit_mib)):
-        return PublishedNode(Exclusion.NO_PLUGIN)
+    if words is None:
+        return PublishedNode(Exclusion.NO_WORDS)
+    if words.layout.unit_mib != unit_mib:
+        return PublishedNode(Exclusion.OTHER_UNIT)
+    records = read_records(node.metadata.annotations or {}, words)
+    exclusion = find_exclusion(node, words, records)
+    if exclusion is not Exclusion.NONE:
+        return PublishedNode(exclusion)
+    claims, holds = serves_claims(node), records.holds or _NO_HOLDS
+    inventory, out = records.inventory, records.out_of_service
+    # If a cordon cannot be read the daemon keeps the last one, of which only its words tell: they are full.
+    all_known = NODE_CORDON not in records.faults
     cards = list(enumerate(zip(words.sizes, _count_overuse(words, holds), strict=True)))
     return PublishedNode(
         revision=words.revision,
@@ -160,29 +217,7 @@ def _offers_none(node: Node, resource: str) -> bool:
         return False
 
 
-def _read_inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[CardRecord]:
-    text = annotations.get(NODE_CARDS)
-    return () if text is None else load_inventory(text, words)
-
-
 def _read_links(inventory: Sequence[CardRecord]) -> tuple[tuple[int, ...], ...]:
     if not any(record.links for record in inventory):
         return ()
     return tuple(read_links(record.links, len(inventory)) for record in inventory)
-
-
-def _find_out_of_service(inventory: Sequence[CardRecord], cordon: str) -> tuple[frozenset[int], bool]:
-    """Find the positions of unhealthy or cordoned cards, and whether these are all.
-
-    Where a cordon cannot be read the daemon keeps the last one, of which only its words tell: they are full.
-    """
-    all_known, cordoned = True, frozenset[str]()
-    if cordon:
-        try:
-            parents = ((record.uuid, record.parent) for record in inventory)
-            cordoned = add_instances(load_cordon(cordon), parents)
-        except PackingError:
-            all_known = False
-    return frozenset(
-        card for card, record in enumerate(inventory) if not record.healthy or record.uuid in cordoned
-    ), all_known
