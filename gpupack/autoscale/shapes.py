@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -164,7 +164,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
 
     Nodes are of one shape where they have the same cards, taints and labels. Only those labels count that
     waiting pods refer to, or that tell groups of nodes apart. A node with much cpu left beside its DaemonSets
-    stands for all of them. Of more labels than `MOST_SHAPES` allows those with the most values do not count.
+    stands for all of them.
 
     Args:
         keys: Labels that rules of pods refer to.
@@ -176,9 +176,6 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
         labels = node.metadata.labels or {}
         values = tuple([labels.get(key) for key in wanted])
         groups.setdefault((card_set, values, lasting_taints(node)), []).append(node)
-    if keys and len(groups) > MOST_SHAPES:
-        # Most likely not groups of machines differ but places, as racks do: a new node may be at another one.
-        return learn_shapes(cluster, sorted(keys, key=partial(_count_values, cluster))[:-1], card_sets)
     everywhere = _find_pods_everywhere(cluster)
     empty = {
         name: record.capacity.subtract(
@@ -220,10 +217,6 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], card_sets: Mapping[str
             )
         )
     return shapes
-
-
-def _count_values(cluster: Cluster, key: str) -> int:
-    return len({node.metadata.get_label(key) for node in cluster.nodes.values()})
 
 
 def _learn_compute_limit(cluster: Cluster, members: Sequence[Node]) -> int:

@@ -20,7 +20,7 @@ from kubeapi.objects import Pod
 from kubeapi.selectors import HOSTNAME, NodeRules, NodeTerm, join_terms
 from scheduler_plugin.cache.amounts import Amounts
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.scheduling.pod_affinity import PodAffinityFilter
+from scheduler_plugin.scheduling.pod_affinity import PodAffinityFilter, read_affinity
 
 
 class Outcome(StrEnum):
@@ -132,10 +132,11 @@ class EquivalentPods:
 
     @cached_property
     def label_keys(self) -> frozenset[str]:
-        """Labels of nodes by which they choose."""
-        keys = {key for key, _ in self.rules.selector}
-        keys |= {term.topology_key for term in self.requirements.anti_affinity}
-        for term in self.rules.terms or ():
+        """Labels that a node needs for them; where they must not be, their placeholder says."""
+        rules, pod = self.requirements.rules, self.requirements.pod
+        keys = {key for key, _ in rules.selector}
+        keys |= {term.topology_key for term in (read_affinity(pod) if pod is not None else ())}
+        for term in rules.terms or ():
             keys |= {each.key for each in term.match_expressions or ()}
         return frozenset(keys)
 

@@ -645,6 +645,22 @@ def test_where_pods_choose_their_place_by_each_other_one_node_is_asked_for(kind,
     assert {said.text for said in plan.pods.values() if said.outcome.value == "covered"} == {HELD_BACK}
 
 
+def test_a_pod_that_begins_a_group_waits_for_no_pods_of_others():
+    nodes, pods = fragments(3, free=30)
+    waiting = [waits("o0", 55), waits("o1", 55), waits("w", 50)]
+    nodes = [replace(node, labels=(("zone", "a"),)) for node in nodes]
+    plan = plan_of(grown(nodes, [*pods, *waiting], w=choose("podAffinity", "zone")))
+    assert outcomes(plan) == {"o0": "asked", "o1": "asked", "w": "asked"}
+    assert len(plan.placeholders) == 2
+
+
+def test_a_pod_that_names_one_of_many_places_gets_a_node_there():
+    nodes = [Node(f"n{at}", (40, 40), labels=(("rack", f"r{at}"),)) for at in range(70)]
+    there = [Pod(f"on-{node.name}-{card}", 20, node.name, (card,)) for node in nodes for card in (0, 1)]
+    pod = waits("w", 35, selector=(("rack", "r3"),))
+    assert outcomes(plan_of(grown(nodes, [*there, pod]))) == {"w": "asked"}
+
+
 def test_places_of_which_each_node_has_another_do_not_crowd_out_the_kinds_of_nodes():
     racks = [Node(f"n{at:03d}", (40, 40), labels=(("rack", f"r{at}"),)) for at in range(70)]
     nodes, pods = fragments(1, free=30, labels=(("rack", "r"),))
