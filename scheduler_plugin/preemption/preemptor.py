@@ -16,7 +16,7 @@ import structlog
 from allocator.errors import RequestError
 from kubeapi.backoff import KeyedBackoff
 from kubeapi.bounded import BoundedDict
-from kubeapi.errors import UNREADABLE, KubeApiError, is_gone
+from kubeapi.errors import UNREADABLE, KubeApiError, TooManyRequests, is_gone
 from kubeapi.eviction import evict_pod
 from kubeapi.lease import SOLE_PROCESS, LeaderStatus
 from kubeapi.object_api import ObjectApi
@@ -472,7 +472,8 @@ class Preemptor:
             # While the API server has too much to do, another victim would be refused as well. If that does
             # not end, it may be a webhook that says so of this one.
             failures = self._resting.count_failures(nomination.pod.uid)
-            if not error.can_be_repeated or failures >= BUSY_FAILURES:
+            stays_busy = isinstance(error, TooManyRequests) and failures >= BUSY_FAILURES
+            if stays_busy or not error.can_be_repeated:
                 self._spared.failed(victim.uid, self._clock())
             raise
         log.info("evicted", pod=victim.full_name, node=victim.node, preemptor=nomination.pod.full_name)

@@ -277,6 +277,15 @@ async def test_a_victim_is_not_spared_because_the_api_server_is_busy(world: Pree
     assert await world.evicted(REST_S[0]) == ["b"]
 
 
+async def test_a_victim_is_not_spared_because_the_api_server_is_away(world: PreemptionWorld) -> None:
+    needy = world.wait("needy", 8)
+    world.api.faults["/eviction"] = [Unreachable("connection refused")] * 3
+    for _ in range(12):
+        world.filter(needy)
+        await world.settle(5)
+    assert world.api.evicted == ["b"]
+
+
 async def test_what_was_evicted_before_a_refusal_is_not_in_vain() -> None:
     world = PreemptionWorld()
     world.node("n1", (8, 8), a=(0, 4, 2), b=(0, 3, 1), c=(1, 4, 2), d=(1, 3, 1))
