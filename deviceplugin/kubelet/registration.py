@@ -139,6 +139,7 @@ class Registrar:
 
     async def _step(self) -> float | None:
         """Take the next step; return the seconds after which to check again even if nothing happens."""
+        self._notice_lost()
         if self._sockets.is_serving and not self._sockets.are_ours:
             log.warning("own socket is gone", socket=str(self._folder / self._endpoint))
             registration = self._registration
@@ -146,7 +147,6 @@ class Registrar:
             self._rest_unless_lasting(registration)
         kubelet = identify(self._kubelet_path)
         self._notice_restart(kubelet)
-        self._notice_lost()
         if self._registration is not None:
             return self._follow(self._registration)
         if kubelet is None:

@@ -68,6 +68,16 @@ async def test_a_kubelet_that_restarts_waits_for_no_pause() -> None:
         await here.registered()
 
 
+async def test_a_list_that_ends_as_our_socket_goes_is_noticed() -> None:
+    """A kubelet that dies leaves pods whose devices it may not have written down."""
+    async with world() as here:
+        await here.registered()
+        (stream,) = here.plugin.open_streams
+        stream.ended.set()
+        here.socket.unlink()
+        await until(lambda: here.events == ["registered", "restarted", "registered"])
+
+
 async def test_a_killed_kubelet_leaves_its_socket_and_is_found_again() -> None:
     async with world() as here:
         await here.kubelet.kill()
