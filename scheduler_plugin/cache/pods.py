@@ -64,8 +64,8 @@ class PodRecord(msgspec.Struct, frozen=True):
         grace_ends_at: When the grace period of a pod that is being deleted ends, seconds since the epoch;
             else None.
         is_placeholder: See `is_placeholder`.
-        start_time: When the kubelet accepted it, as the API writes times; empty before. This, the labels, the
-            gang with its size and `is_mirror` are read only for pods that ask for cards.
+        start_time: When the kubelet accepted it, as the API writes times; empty before. Read only for pods
+            that ask for cards, as are the labels, `gang_size` and `is_mirror`, and for those of gangs.
         gang: Namespace and name of the gang that it starts and ends with; None for none.
         gang_size: Number of its gang's pods by its annotation, which counts also where its PodGroup lets them
             start one by one; 0 if that says none.
@@ -255,7 +255,7 @@ def read_pod(pod: Pod, resource: str) -> PodRecord:
         assigned, allocated = _read_cards(meta.annotations or {}, meta.uid)
     asked = parsed.charged is not None
     leaves, group = meta.deletion_timestamp, pod.scheduling_group
-    requeued = is_requeued(pod)
+    requeued, gang = is_requeued(pod), read_gang_key(pod)
     amounts = parsed.amounts
     if pod.spec.node_name and is_resized(pod):
         cpu_milli, memory_bytes = sum_held_requests(pod)
@@ -277,9 +277,9 @@ def read_pod(pod: Pod, resource: str) -> PodRecord:
         nominated=pod.status.nominated_node_name if asked and not pod.spec.node_name else "",
         grace_ends_at=None if leaves is None else parse_time(leaves) or 0.0,
         is_placeholder=is_placeholder(pod),
-        start_time=(pod.status.start_time or "") if asked else "",
+        start_time=(pod.status.start_time or "") if asked or gang is not None else "",
         labels=(meta.labels or {}) if asked else {},
-        gang=read_gang_key(pod) if asked else None,
+        gang=gang,
         gang_size=parse_gang_size((meta.annotations or {}).get(POD_GANG_SIZE)) if asked else 0,
         scheduling_group=group,
         scheduler=pod.spec.scheduler_name if group is not None else "",

@@ -97,10 +97,11 @@ def test_victims_that_break_a_gang_are_kept_where_others_cost_more(
     assert world.preempt(asking(8), n=["b"]) == {"n": ["b"]}, "it breaks none"
 
 
-def test_nobody_goes_whose_gang_is_as_important_as_the_pod(world: World) -> None:
+@pytest.mark.parametrize("units", [8, 0], ids=["with cards", "without cards"])
+def test_nobody_goes_whose_gang_is_as_important_as_the_pod(world: World, units: int) -> None:
     """kube-scheduler compares the pod that it names alone; another one of its gang has the priority 10."""
     world.node("n", (8, 8), {"gang0": (0, 8, 1), "b": (1, 8, 10)})
-    world.node("m", (8,), {"gang1": (0, 8, 10)})
+    world.node("m", (8,), {"gang1": (0, units, 10)})
     assert world.preempt(asking(8), n=["gang0"]) == {}
     assert world.preempt(asking(8, priority=11), n=["gang0"]) == {"n": ["b"]}
 
