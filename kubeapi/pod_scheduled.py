@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kubeapi.errors import shorten
 from kubeapi.metadata import format_time
 from kubeapi.object_api import ObjectApi
 from kubeapi.objects import SCHEDULED
 from kubeapi.paths import STRATEGIC_PATCH, make_pod_path
 
-LONGEST: Final = 1024
-"""Characters of a message."""
+LONGEST: Final = 1024  # characters of a message
 
 
 def make_refusal(reason: str, message: str, now: float) -> dict[str, str]:
@@ -22,7 +22,7 @@ def make_refusal(reason: str, message: str, now: float) -> dict[str, str]:
     return {
         "status": "False",
         "reason": reason,
-        "message": message[:LONGEST],
+        "message": shorten(message, LONGEST),
         "lastTransitionTime": format_time(now),
     }
 
