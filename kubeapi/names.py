@@ -13,7 +13,7 @@ LABEL_VALUE: Final = (
 )
 
 _MAX_SUBDOMAIN: Final = 253
-_MAX_LABEL: Final = 63
+MAX_LABEL: Final = 63
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _QUALIFIED: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
@@ -25,7 +25,7 @@ def is_subdomain(name: str) -> bool:
 
 def is_label(name: str) -> bool:
     """Tell whether a namespace may have this name: a DNS label as of RFC 1123."""
-    return len(name) <= _MAX_LABEL and _LABEL.fullmatch(name) is not None
+    return len(name) <= MAX_LABEL and _LABEL.fullmatch(name) is not None
 
 
 def is_label_key(key: str) -> bool:
@@ -36,4 +36,4 @@ def is_label_key(key: str) -> bool:
 
 def is_label_value(value: str) -> bool:
     """Tell whether a label or a taint may have this value."""
-    return not value or (len(value) <= _MAX_LABEL and _QUALIFIED.fullmatch(value) is not None)
+    return not value or (len(value) <= MAX_LABEL and _QUALIFIED.fullmatch(value) is not None)

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from kubeapi.names import LABEL, SUBDOMAIN, is_label, is_subdomain
+from kubeapi.names import LABEL, MAX_LABEL, SUBDOMAIN, is_label, is_subdomain
 from kubeapi.options import option
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
-
-LONGEST_LABEL: Final = 63
 
 LEASE_GAP_S: Final = 5.0
 """A follower of a Lease stops that long before another one can take it; a write must be over by then."""
@@ -89,10 +87,10 @@ def list_election_faults(election: ElectionOptions, what: str, write_s: float) -
         )
     if election.pod_name is not None and not is_subdomain(election.pod_name):
         yield f"--pod-name {election.pod_name!r}; allowed: {SUBDOMAIN}"
-    if election.pod_name is not None and len(election.lease_name) > LONGEST_LABEL:
+    if election.pod_name is not None and len(election.lease_name) > MAX_LABEL:
         yield (
             f"--lease-name {election.lease_name!r}, the value of a label where there is a pod name; "
-            f"allowed: {LONGEST_LABEL} characters"
+            f"allowed: {MAX_LABEL} characters"
         )
     if not (election.leader_elect or election.pod_name is not None):
         return

@@ -41,6 +41,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import GangMembers, find_gang_key, place_together
 from gpupack.whatif.objects import list_stood_for
 from gpupack.whatif.what_if import WhatIf
+from kubeapi.names import is_label_value
 from kubeapi.selectors import HOSTNAME
 from scheduler_plugin.cache.amounts import Amounts, sum_amounts
 from scheduler_plugin.cache.arrays import RowArray
@@ -51,8 +52,6 @@ STARTING_S: Final = 900.0
 
 MANY_EXCLUDED: Final = 20
 """Longest list of nodes that a message names where a label keeps them out."""
-
-LONGEST_LABEL_VALUE: Final = 63
 
 MOST_EXCLUDED: Final = 500
 """Nodes that a placeholder names as full though they look free, at most."""
@@ -478,7 +477,7 @@ class _PlaceholderMaker:
 
 def host_value(name: str) -> str:
     """Write a node's name as the value of a label: one that is too long for that as a digest."""
-    return name if len(name) <= LONGEST_LABEL_VALUE else hashlib.sha256(name.encode()).hexdigest()[:32]
+    return name if is_label_value(name) else hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 def _list_label_keys(shapes: Sequence[Shape]) -> list[str]:
