@@ -9,7 +9,7 @@ from deviceplugin.check import can_serve
 from deviceplugin.gpus.api.check_finding import CheckFinding
 from deviceplugin.proof.report import ProofReport
 from gpupack.encodings import as_json
-from gpupack.inventory.grid import Cell, Line, align_columns
+from gpupack.inventory.grid import Cell, Line, align_columns, make_titles
 from gpupack.terminal import Style
 from kubeapi.errors import make_printable
 
@@ -65,7 +65,7 @@ def render_report(
 
 def _found(findings: Sequence[CheckFinding], *, colour: bool) -> list[str]:
     rows = [_row(finding.what, finding.verdict, finding.found, finding.uses) for finding in findings]
-    return list(align_columns([_heading("WHAT", "", "FOUND", "USE"), *rows], colour=colour))
+    return list(align_columns([make_titles("WHAT", "", "FOUND", "USE"), *rows], colour=colour))
 
 
 def _proofs(report: ProofReport, uuid: str, *, colour: bool) -> list[str]:
@@ -77,14 +77,10 @@ def _proofs(report: ProofReport, uuid: str, *, colour: bool) -> list[str]:
     ]
     title = make_printable(f"{models.get(uuid, '')} {uuid}".strip())
     return (
-        ["", title, *align_columns([_heading("WHAT", "", "FOUND", "WHY"), *rows], colour=colour)]
+        ["", title, *align_columns([make_titles("WHAT", "", "FOUND", "WHY"), *rows], colour=colour)]
         if rows
         else []
     )
-
-
-def _heading(*titles: str) -> Line:
-    return Line([Cell(title, Style.BOLD) for title in titles])
 
 
 def _row(what: str, verdict: str, *more: str) -> Line:

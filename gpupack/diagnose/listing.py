@@ -8,9 +8,9 @@ import msgspec
 from allocator.errors import shown
 from gpupack.diagnose.why import explain_pod
 from gpupack.errors import InputError
-from gpupack.inventory.grid import Cell, Line, align_columns
+from gpupack.inventory.grid import Cell, Line, align_columns, make_titles
 from gpupack.inventory.objects import CLAIMS_NOT_READ
-from gpupack.terminal import Style, short_age
+from gpupack.terminal import short_age
 from gpupack.whatif.answers import JsonAnswer, PodExplanation, State
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import read_revision, waits_in_queue
@@ -136,11 +136,8 @@ def format_pods(found: PodList, *, colour: bool = False) -> str:
         )
         for line in found.pods
     ]
-    cells = [
-        [Cell(text, Style.BOLD) for text in header],
-        *([Cell(make_printable(text)) for text in row] for row in rows),
-    ]
-    lines = [line.rstrip() for line in align_columns(map(Line, cells), colour=colour)]
+    table = [make_titles(*header), *(Line([Cell(make_printable(text)) for text in row]) for row in rows)]
+    lines = [line.rstrip() for line in align_columns(table, colour=colour)]
     return "\n".join([*lines, *([f"and {found.more} more"] if found.more else []), *found.notes])
 
 

@@ -25,6 +25,10 @@ class Line:
     tail: str = ""
 
 
+def make_titles(*titles: str) -> Line:
+    return Line([Cell(title, Style.BOLD) for title in titles])
+
+
 def align_columns(lines: Iterable[Line], *, colour: bool) -> Iterator[str]:
     kept = list(lines)
     widths: list[int] = []

@@ -9,7 +9,7 @@ from allocator.quantity import format_memory
 from deviceplugin.gpus.api.telemetry import IDLE, NO_TELEMETRY, CardTelemetry
 from deviceplugin.gpus.foreign_resources import describe_foreign
 from gpupack.inventory.as_json import format_json
-from gpupack.inventory.grid import Cell, Line, align_columns
+from gpupack.inventory.grid import Cell, Line, align_columns, make_titles
 from gpupack.inventory.records import CardRow, NodeRow, Output, PodRow
 from gpupack.terminal import Style, short_age
 from kubeapi.errors import make_printable
@@ -70,7 +70,7 @@ def format_lines(rows: Sequence[NodeRow], options: RenderOptions) -> tuple[list[
 
 def _by_node(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
     """Lay out one line per node: name, status, unit, units in use, and a bar per card."""
-    yield _titles("NODE", "STATUS", "UNIT", "USED", "CARDS")
+    yield make_titles("NODE", "STATUS", "UNIT", "USED", "CARDS")
     for row in rows:
         used = sum(card.in_use_units for card in row.cards)
         size = sum(card.size_units for card in row.cards)
@@ -87,7 +87,7 @@ def _by_card(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
         *("NODE", "STATUS", "CARD", "UNIT", "USED", *compute, "STATE", "MEMORY"),
         *(*columns, "MODEL", "UUID"),
     )
-    yield _titles(*titles)
+    yield make_titles(*titles)
     for row in rows:
         tail = format_remark(row, options)
         for card in row.cards:
@@ -124,7 +124,7 @@ def _by_pod(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
         "MEMORY",
         *inventory,
     )
-    yield _titles(*titles)
+    yield make_titles(*titles)
     for row in rows:
         tail = format_remark(row, options)
         for card in row.cards:
@@ -141,10 +141,6 @@ def _by_pod(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
             tail = ""
         if not row.cards and not row.pods:
             yield Line([Cell(row.node), *_dashes(len(titles) - 1)], tail)
-
-
-def _titles(*titles: str) -> Line:
-    return Line([Cell(title, Style.BOLD) for title in titles])
 
 
 def _dashes(count: int) -> list[Cell]:

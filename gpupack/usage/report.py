@@ -13,8 +13,7 @@ from allocator.errors import shown
 from allocator.names import MIB_PER_GIB
 from gpupack.encodings import as_json
 from gpupack.errors import InputError
-from gpupack.inventory.grid import Cell, Line, align_columns
-from gpupack.terminal import Style
+from gpupack.inventory.grid import Cell, Line, align_columns, make_titles
 from gpupack.usage.records import Period, PodUse
 
 Output = Literal["table", "csv", "json"]
@@ -148,7 +147,7 @@ def format_report(report: UsageReport, output: Output) -> str:
         for row in (*report.rows, total)
     ]
     lines = [
-        Line([Cell(text, Style.BOLD) for text in head]),
+        make_titles(*head),
         *(Line([Cell(text) for text in line]) for line in body),
     ]
     hours = (report.until - report.since) / 3600
