@@ -10,6 +10,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from kubeapi.bounded_yaml import MOST_BYTES
+from kubeapi.names import LABEL_KEY
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.config.queues import (
     QueueConfig,
@@ -242,6 +243,23 @@ def test_a_fault_names_the_value_and_what_is_allowed(text: str, fault: str) -> N
     with pytest.raises(QueueConfigError) as caught:
         parse_config("f", f"queues: [{{name: a, {text}}}]")
     assert caught.value.faults == (fault,)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("locality: {rackLabel: KEY}", "locality.rackLabel"),
+        ("slots: {free: {nodeSelector: {matchLabels: {KEY: x}}}}", "slots.free.nodeSelector.matchLabels"),
+        (
+            "slots: {local: {nodeSelector: {matchExpressions: [{key: KEY, operator: Exists}]}}}",
+            "slots.local.nodeSelector.matchExpressions[0].key",
+        ),
+    ],
+)
+def test_a_key_that_no_label_can_have_is_a_fault(text: str, path: str) -> None:
+    with pytest.raises(QueueConfigError) as caught:
+        parse_config("f", "queues: [{name: a}]\n" + text.replace("KEY", "'no such/ key!!'"))
+    assert caught.value.faults == (f"{path}: 'no such/ key!!'; allowed: {LABEL_KEY}",)
 
 
 def test_no_queue_is_a_fault_that_says_so() -> None:

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import fields
 
 from kubeapi.bounded_yaml import load_yaml
+from kubeapi.names import LABEL_KEY, is_label_key
 from kubeapi.selectors import Expression, LabelSelector
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.config.quota import Quota
@@ -42,7 +43,7 @@ class _Form(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
 class ExpressionForm(Expression, frozen=True, forbid_unknown_fields=True):
     """A condition of a `SelectorForm`; an operator that Kubernetes does not have is a fault."""
 
-    key: Annotated[str, Meta(min_length=1, max_length=317)]
+    key: str
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
 
 
@@ -122,7 +123,7 @@ class LocalityForm(_Form, frozen=True):
 
     enabled: bool = True
     label_prefix: Annotated[str, Meta(min_length=1, max_length=253)] = "data.gpupack.io/"
-    rack_label: Annotated[str, Meta(min_length=1, max_length=317)] = "topology.kubernetes.io/rack"
+    rack_label: str = "topology.kubernetes.io/rack"
 
 
 class _QueueDocument(_Form, frozen=True):
@@ -223,6 +224,8 @@ def parse_config(
     }
     faults += check_policies(document.node_policy, parameters)
     faults += _find_conflicts(document, queues, cohorts, slots)
+    if locality is not None:
+        faults += _find_key_faults("locality.rackLabel", locality.rack_label)
     if faults or locality is None:
         more = [f"{len(faults) - MOST_FAULTS} faults more"] if len(faults) > MOST_FAULTS else []
         raise QueueConfigError(name, faults[:MOST_FAULTS] + more)
@@ -301,13 +304,21 @@ def _find_quota_faults(at: int, queue: QueueForm) -> Iterable[str]:
 
 
 def _find_selector_faults(path: str, selector: SelectorForm | None) -> Iterable[str]:
-    """Check that `In` and `NotIn` have values, and `Exists` and `DoesNotExist` have none."""
+    """Check keys, that `In` and `NotIn` have values, and that `Exists` and `DoesNotExist` have none."""
+    for key in (selector.match_labels if selector is not None else None) or ():
+        yield from _find_key_faults(f"{path}.matchLabels", key)
     for at, each in enumerate((selector.match_expressions if selector is not None else None) or ()):
+        yield from _find_key_faults(f"{path}.matchExpressions[{at}].key", each.key)
         listed = each.operator in {"In", "NotIn"}
         if listed != bool(each.values):
             allowed = "one or more" if listed else "none"
             values = f"{path}.matchExpressions[{at}].values: {list(each.values or ())}"
             yield f"{values}; allowed: {allowed} with {each.operator}"
+
+
+def _find_key_faults(path: str, key: str) -> Iterable[str]:
+    if not is_label_key(key):
+        yield f"{path}: {format_value(key)}; allowed: {LABEL_KEY}"
 
 
 def _find_cohort_circles(parents: Mapping[str, str]) -> Iterable[str]:
