@@ -119,9 +119,9 @@ MUTANTS = tuple(
         ),
         (
             "a cordon of cards counts before the words say so",
-            published_nodes._find_out_of_service,
-            "if not record.healthy or record.uuid in cordoned",
-            "if not record.healthy",
+            published_nodes.read_records,
+            "if not card.healthy or card.uuid in cordoned",
+            "if not card.healthy",
         ),
         (
             "of a full card all that pods have counts",

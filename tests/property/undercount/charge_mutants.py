@@ -153,9 +153,9 @@ CHARGE_MUTANTS = (
         "if False",
         plain,
         also=(
-            published_nodes.read_published,
-            "out, all_known = _find_out_of_service(inventory, annotations.get(NODE_CORDON, ''))",
-            "out, all_known = (frozenset(), True)",
+            published_nodes.read_records,
+            "if not card.healthy or card.uuid in cordoned",
+            "if False",
         ),
     ),
     Mutant(
