@@ -79,6 +79,7 @@ if __name__ == "__main__":
 CANCELLED = """
 import asyncio, os, signal
 from gpupack.signals import cancel_on_signals
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have used nohup
 async def work():
     with cancel_on_signals(asyncio.current_task()):
         try:
