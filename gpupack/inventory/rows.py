@@ -26,7 +26,12 @@ from gpupack.inventory.records import CardRow, NodeRow, PodRow
 from kubeapi.errors import make_printable
 from kubeapi.objects import Node
 from scheduler_plugin.cache.claim_charges import serves_claims
-from scheduler_plugin.cache.published_nodes import Exclusion, NodeRecords, find_exclusion, read_records
+from scheduler_plugin.cache.published_nodes import (
+    Exclusion,
+    NodeAnnotations,
+    find_exclusion,
+    read_annotations,
+)
 
 _NO_WORDS = "publishes no words: no daemon has run here"
 _NOT_READ = "the scheduler cannot use its words: they are not in allocatable, or a card's size is impossible"
@@ -78,25 +83,25 @@ def _build_row(node: Node, pods_by_node: PodsByNode | None, *, named: bool) -> N
     if words is None:
         return replace(bare, error=_NO_WORDS) if named or is_chosen_for_daemon(node) else None
     annotations = node.metadata.annotations or {}
-    records = read_records(annotations, words)
-    exclusion = Exclusion.NO_WORDS if offered_words is None else find_exclusion(node, words, records)
+    said = read_annotations(annotations, words)
+    exclusion = Exclusion.NO_WORDS if offered_words is None else find_exclusion(node, words, said)
     resource = resource_name(words.layout.unit_mib)
     # Where pods get their cards by claims the kubelet offers none of it, and pods wait for the daemon.
     claims, offered = serves_claims(node), sum(words.sizes)
-    problems = list(records.faults.values())
+    problems = list(said.faults.values())
     try:
         reasons = load_cordon_reasons(annotations.get(NODE_CORDON_REASONS, "{}"))
     except PackingError as error:
         problems.append(str(error))
         reasons = {}
-    cards = _build_cards(words, records, reasons)
+    cards = _build_cards(words, said, reasons)
     if exclusion in (Exclusion.NO_WORDS, Exclusion.CORRUPT) and not problems:
         problems.append(_NOT_READ)
     pods: tuple[PodRow, ...] = ()
     if pods_by_node is not None:
         name = node.metadata.name
         allocated = pods_by_node.get_claims(name, words.layout.unit_mib)
-        cards, pods = join_pods(cards, records.holds, pods_by_node.get_pods(name), resource, allocated)
+        cards, pods = join_pods(cards, said.holds, pods_by_node.get_pods(name), resource, allocated)
     return replace(
         bare,
         cards=cards,
@@ -111,10 +116,10 @@ def _build_row(node: Node, pods_by_node: PodsByNode | None, *, named: bool) -> N
     )
 
 
-def _build_cards(words: NodeWords, records: NodeRecords, reasons: Mapping[str, str]) -> tuple[CardRow, ...]:
+def _build_cards(words: NodeWords, said: NodeAnnotations, reasons: Mapping[str, str]) -> tuple[CardRow, ...]:
     limit, compute_used = words.compute_limit, words.compute_used or [0] * words.layout.cards
-    held = _count_held(records.holds)
-    if not records.inventory:
+    held = _count_held(said.holds)
+    if not said.inventory:
         return tuple(
             CardRow(
                 *(position, None, None, size, used),
@@ -134,10 +139,10 @@ def _build_cards(words: NodeWords, records: NodeRecords, reasons: Mapping[str, s
             size_units=size,
             used_units=used,
             healthy=record.healthy,
-            cordoned=record.uuid in records.cordoned,
+            cordoned=record.uuid in said.cordoned,
             cordon_reason=make_printable(
                 reasons.get(record.uuid) or reasons.get(record.parent, "")
-                if record.uuid in records.cordoned
+                if record.uuid in said.cordoned
                 else ""
             ),
             held=make_printable(record.held),
@@ -148,7 +153,7 @@ def _build_cards(words: NodeWords, records: NodeRecords, reasons: Mapping[str, s
             compute_used=compute_used[position],
         )
         for position, (record, size, used) in enumerate(
-            zip(records.inventory, words.sizes, words.used, strict=True)
+            zip(said.inventory, words.sizes, words.used, strict=True)
         )
     )
 

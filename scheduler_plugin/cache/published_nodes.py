@@ -93,13 +93,13 @@ class PublishedNode(msgspec.Struct, frozen=True):
     serves_claims: bool = False
 
 
-class NodeRecords(msgspec.Struct, frozen=True):
-    """What the annotations of a node say beside its words; what cannot be read is as if it were not there.
+class NodeAnnotations(msgspec.Struct, frozen=True):
+    """What the annotations of a node say beside its words; `faults` names those that cannot be read.
 
     Attributes:
-        inventory: Cards in the order of the words; empty if the node publishes none.
-        holds: None if the node publishes none.
-        cordoned: UUIDs of cordoned cards and of their instances.
+        inventory: Cards in the order of the words; empty if there is none that can be read.
+        holds: None if there are none that can be read.
+        cordoned: UUIDs of cordoned cards and of their instances; empty if none can be read.
         out_of_service: Positions of unhealthy or cordoned cards.
         faults: What is wrong, by annotation.
     """
@@ -111,7 +111,7 @@ class NodeRecords(msgspec.Struct, frozen=True):
     faults: Mapping[str, str]
 
 
-def read_records(annotations: Mapping[str, str], words: NodeWords) -> NodeRecords:
+def read_annotations(annotations: Mapping[str, str], words: NodeWords) -> NodeAnnotations:
     faults: dict[str, str] = {}
     cordoned: frozenset[str] = frozenset()
     inventory: Sequence[CardRecord] = ()
@@ -134,18 +134,14 @@ def read_records(annotations: Mapping[str, str], words: NodeWords) -> NodeRecord
     if cordoned:
         cordoned = add_instances(cordoned, ((record.uuid, record.parent) for record in inventory))
     out = frozenset([at for at, card in enumerate(inventory) if not card.healthy or card.uuid in cordoned])
-    return NodeRecords(inventory, holds, cordoned, out, faults)
+    return NodeAnnotations(inventory, holds, cordoned, out, faults)
 
 
-def find_exclusion(node: Node, words: NodeWords, records: NodeRecords) -> Exclusion:
+def find_exclusion(node: Node, words: NodeWords, said: NodeAnnotations) -> Exclusion:
     """Find why no card can be used of a node that offers its words."""
-    if (
-        NODE_HOLDS in records.faults
-        or NODE_CARDS in records.faults
-        or max(words.sizes, default=0) > MAX_UNITS
-    ):
+    if NODE_HOLDS in said.faults or NODE_CARDS in said.faults or max(words.sizes, default=0) > MAX_UNITS:
         return Exclusion.CORRUPT
-    in_service = len(records.out_of_service) < len(words.sizes)
+    in_service = len(said.out_of_service) < len(words.sizes)
     if in_service and not serves_claims(node) and _offers_none(node, resource_name(words.layout.unit_mib)):
         return Exclusion.NO_PLUGIN
     return Exclusion.NONE
@@ -161,14 +157,14 @@ def read_published(node: Node, unit_mib: int) -> PublishedNode:
         return PublishedNode(Exclusion.NO_WORDS)
     if words.layout.unit_mib != unit_mib:
         return PublishedNode(Exclusion.OTHER_UNIT)
-    records = read_records(node.metadata.annotations or {}, words)
-    exclusion = find_exclusion(node, words, records)
+    said = read_annotations(node.metadata.annotations or {}, words)
+    exclusion = find_exclusion(node, words, said)
     if exclusion is not Exclusion.NONE:
         return PublishedNode(exclusion)
-    claims, holds = serves_claims(node), records.holds or _NO_HOLDS
-    inventory, out = records.inventory, records.out_of_service
+    claims, holds = serves_claims(node), said.holds or _NO_HOLDS
+    inventory, out = said.inventory, said.out_of_service
     # If a cordon cannot be read the daemon keeps the last one, of which only its words tell: they are full.
-    all_known = NODE_CORDON not in records.faults
+    all_known = NODE_CORDON not in said.faults
     cards = list(enumerate(zip(words.sizes, _count_overuse(words, holds), strict=True)))
     return PublishedNode(
         revision=words.revision,

@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.names import POD_CONTAINERS
-from kubeapi.errors import Forbidden, TimedOut, TooManyRequests, Unreachable
+from kubeapi.errors import Forbidden, KubeApiError, TimedOut, TooManyRequests, Unreachable
 from scheduler_plugin.cache.pods import OVERDUE_AFTER_S
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.preemption.preemptor import (
@@ -259,14 +259,23 @@ async def test_a_victim_that_is_refused_each_time_is_spared_for_longer_than_its_
     assert world.api.evicted == ["a"]
 
 
-async def test_another_victim_is_chosen_if_the_api_server_stays_busy_for_one(world: PreemptionWorld) -> None:
+@pytest.mark.parametrize(
+    ("path", "errors", "victim"),
+    [
+        pytest.param("/b/eviction", [TooManyRequests("too many requests")] * 100, "a", id="busy for one"),
+        pytest.param("/eviction", [Unreachable("connection refused")] * 3, "b", id="away for all"),
+    ],
+)
+async def test_another_victim_is_chosen_if_the_api_server_stays_busy_for_one(
+    world: PreemptionWorld, path: str, errors: list[KubeApiError], victim: str
+) -> None:
     """A webhook may answer so for one pod for good."""
     needy = world.wait("needy", 8)
-    world.api.faults["/b/eviction"] = [TooManyRequests("too many requests")] * 100
-    for _ in range(9):
+    world.api.faults[path] = errors
+    for _ in range(12):
         world.filter(needy)
         await world.settle(5)
-    assert world.api.evicted == ["a"]
+    assert world.api.evicted == [victim]
 
 
 async def test_a_victim_is_not_spared_because_the_api_server_is_busy(world: PreemptionWorld) -> None:
@@ -275,15 +284,6 @@ async def test_a_victim_is_not_spared_because_the_api_server_is_busy(world: Pree
     world.api.faults["/b/eviction"] = [TooManyRequests("too many requests", retry_after_s=1)]
     assert await world.evicted() == []
     assert await world.evicted(REST_S[0]) == ["b"]
-
-
-async def test_a_victim_is_not_spared_because_the_api_server_is_away(world: PreemptionWorld) -> None:
-    needy = world.wait("needy", 8)
-    world.api.faults["/eviction"] = [Unreachable("connection refused")] * 3
-    for _ in range(12):
-        world.filter(needy)
-        await world.settle(5)
-    assert world.api.evicted == ["b"]
 
 
 async def test_what_was_evicted_before_a_refusal_is_not_in_vain() -> None:

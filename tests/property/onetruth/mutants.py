@@ -119,7 +119,7 @@ MUTANTS = tuple(
         ),
         (
             "a cordon of cards counts before the words say so",
-            published_nodes.read_records,
+            published_nodes.read_annotations,
             "if not card.healthy or card.uuid in cordoned",
             "if not card.healthy",
         ),

@@ -153,7 +153,7 @@ CHARGE_MUTANTS = (
         "if False",
         plain,
         also=(
-            published_nodes.read_records,
+            published_nodes.read_annotations,
             "if not card.healthy or card.uuid in cordoned",
             "if False",
         ),
